@@ -1,0 +1,196 @@
+// build/bench: the ops a step is made of, against ceilings measured in the same run. `--json` for machines.
+//   build/bench [--threads N] [--json] [--seconds S per op]
+#include "kernels/check.h"
+#include "kernels/device.h"
+#include "kernels/flags.h"
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct Bench {
+    Dev *d;
+    int json, first;
+    double seconds, peak_gflops, peak_gbs;
+} Bench;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+// Best time of one call, in seconds, of as many as fit into b->seconds (at least three).
+#define BEST(b, call)                                                     \
+    ({                                                                    \
+        double best = 1e30, end = now() + (b)->seconds;                   \
+        for (int i_ = 0; i_ < 3 || now() < end; i_++) {                   \
+            double t_ = now();                                            \
+            call;                                                         \
+            best = fmin(best, now() - t_);                                \
+        }                                                                 \
+        best;                                                             \
+    })
+
+// flops and bytes of one call, whichever bounds it; 0 = not counted
+static void row(Bench *b, const char *op, const char *shape, double seconds, double flops, double bytes) {
+    double gflops = flops / seconds * 1e-9, gbs = bytes / seconds * 1e-9;
+    double share = flops > 0 ? gflops / b->peak_gflops : gbs / b->peak_gbs;
+    if (b->json)
+        printf("%s{\"op\":\"%s\",\"shape\":\"%s\",\"us\":%.2f,\"gflops\":%.2f,\"gbs\":%.2f,\"share_of_peak\":%.4f}", b->first ? "" : ",\n  ", op,
+               shape, seconds * 1e6, gflops, gbs, share);
+    else if (flops > 0) printf("| %-16s | %-26s | %10.1f | %8.1f GFLOP/s | %5.1f %% |\n", op, shape, seconds * 1e6, gflops, 100 * share);
+    else printf("| %-16s | %-26s | %10.1f | %8.1f GB/s    | %5.1f %% |\n", op, shape, seconds * 1e6, gbs, 100 * share);
+    b->first = 0;
+}
+
+static real *array(Dev *d, size_t n) {
+    real *x = dev_alloc(d, n * sizeof(real), "bench");
+    dev_init_normal(d, x, n, 1, 2, 0, 1);
+    return x;
+}
+
+// The ceilings: the largest of several big products (what this machine's FMA units give through our kernel is bounded by the
+// same units), and a large copy.
+static double fma_peak(int threads);
+
+static void products(Bench *b, const char *name, int M, int N, int K) {
+    char shape[64];
+    real *x = array(b->d, SIZE(M, K)), *w = array(b->d, SIZE(N, K)), *y = array(b->d, SIZE(M, N));
+    snprintf(shape, sizeof shape, "%s %dx%dx%d", name, M, N, K);
+    double flops = 2.0 * M * N * K;
+    row(b, "linear", shape, BEST(b, dev_linear(b->d, y, NULL, x, w, M, N, K)), flops, 0);
+    row(b, "linear_dx", shape, BEST(b, dev_linear_dx(b->d, x, NULL, y, w, M, N, K)), flops, 0);
+    row(b, "linear_dw", shape, BEST(b, dev_linear_dw(b->d, (wide *)w, y, x, M, N, K)), flops, 0);
+}
+
+static void experts(Bench *b, int E, int rows, int N, int K) {
+    char shape[64];
+    int *off = dev_alloc(b->d, SIZE(E + 1, sizeof(int)), "bench"), M = E * rows;
+    for (int e = 0; e <= E; e++) {
+        int at = e * rows;
+        dev_upload(b->d, off + e, &at, sizeof at);
+    }
+    real *x = array(b->d, SIZE(M, K)), *w = array(b->d, SIZE(E, N, K)), *y = array(b->d, SIZE(M, N));
+    const real **table = dev_alloc(b->d, SIZE(E, sizeof *table), "bench");
+    for (int e = 0; e < E; e++) {
+        const real *we = w + SIZE(e, N, K);
+        dev_upload(b->d, table + e, &we, sizeof we);
+    }
+    snprintf(shape, sizeof shape, "%d experts %dx%dx%d", E, rows, N, K);
+    double flops = 2.0 * M * N * K;
+    row(b, "group_linear", shape, BEST(b, dev_group_linear(b->d, y, x, table, off, E, M, N, K)), flops, 0);
+    row(b, "group_linear_dx", shape, BEST(b, dev_group_linear_dx(b->d, x, y, table, off, E, M, N, K)), flops, 0);
+    row(b, "group_linear_dw", shape, BEST(b, dev_group_linear_dw(b->d, (wide *const *)table, y, x, off, E, M, N, K)), flops, 0);
+}
+
+static void attention(Bench *b, int B, int T, int NH, int NKV, int HS) {
+    char shape[64];
+    Dev *d = b->d;
+    int BT = B * T;
+    real *q = array(d, SIZE(BT, NH, HS)), *k = array(d, SIZE(BT, NKV, HS)), *v = array(d, SIZE(BT, NKV, HS)), *o = array(d, SIZE(BT, NH, HS));
+    real *dq = array(d, SIZE(BT, NH, HS)), *dk = array(d, SIZE(BT, NKV, HS)), *dv = array(d, SIZE(BT, NKV, HS)), *dout = array(d, SIZE(BT, NH, HS));
+    wide *lse = dev_alloc(d, SIZE(B, NH, T, sizeof(wide)), "bench");
+    AttnShape s = {.B = B, .Tq = T, .Tk = T, .NH = NH, .NKV = NKV, .HS = HS, .ldq = NH * HS, .ldk = NKV * HS, .ldv = NKV * HS};
+    snprintf(shape, sizeof shape, "B%d T%d %d/%d heads of %d", B, T, NH, NKV, HS);
+    double flops = 2.0 * B * NH * ((double)T * (T + 1) / 2) * HS * 2;
+    row(b, "attention", shape, BEST(b, dev_attention(d, o, lse, q, k, v, NULL, s)), flops, 0);
+    row(b, "attention_bwd", shape, BEST(b, dev_attention_bwd(d, dq, dk, dv, dout, o, lse, q, k, v, NULL, s)), 2.5 * flops, 0);
+}
+
+static void streams(Bench *b, int M, int C, int V) {
+    char shape[64];
+    Dev *d = b->d;
+    size_t n = SIZE(M, C), word = sizeof(real);
+    real *x = array(d, 2 * n), *y = array(d, 2 * n), *w = array(d, C), *dx = array(d, 2 * n);
+    wide *rstd = dev_alloc(d, M * sizeof(wide), "bench"), *m = dev_alloc(d, 2 * n * sizeof(wide), "bench"), *v = dev_alloc(d, 2 * n * sizeof(wide), "bench");
+    wide *one = dev_alloc(d, sizeof(wide), "bench");
+    dev_fill(d, one, 1, 1.0);
+    dev_zero(d, m, 2 * n * sizeof(wide));
+    dev_zero(d, v, 2 * n * sizeof(wide));
+    snprintf(shape, sizeof shape, "%dx%d", M, C);
+    row(b, "rmsnorm", shape, BEST(b, dev_rmsnorm(d, y, rstd, x, w, M, C, 1e-6)), 0, 2.0 * n * word);
+    row(b, "rmsnorm_bwd", shape, BEST(b, dev_rmsnorm_bwd(d, dx, (wide *)w, NULL, y, x, w, rstd, M, C)), 0, 3.0 * n * word);
+    row(b, "swiglu", shape, BEST(b, dev_swiglu(d, y, x, NULL, NULL, M, C)), 0, 3.0 * n * word);
+    row(b, "swiglu_bwd", shape, BEST(b, dev_swiglu_bwd(d, dx, y, NULL, y, x, NULL, NULL, M, C)), 0, 6.0 * n * word);
+    AdamW o = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 10};
+    row(b, "adamw", shape, BEST(b, dev_adamw(d, x, m, v, (wide *)y, one, 2 * n, o)), 0, 7.0 * 2 * n * word);
+    int rows = 512, *target = dev_alloc(d, rows * sizeof(int), "bench");
+    dev_zero(d, target, rows * sizeof(int));
+    real *logits = array(d, SIZE(rows, V));
+    wide *nll = dev_alloc(d, rows * sizeof(wide), "bench");
+    snprintf(shape, sizeof shape, "%dx%d", rows, V);
+    row(b, "cross_entropy", shape, BEST(b, dev_cross_entropy(d, nll, logits, target, rows, V, 1, 1)), 0, 2.0 * rows * V * word);
+}
+
+int main(int argc, char **argv) {
+    int64_t threads = 0;
+    int json = 0;
+    double seconds = 0.3;
+    Flag flags[] = {{"threads", FLAG_INT, &threads, 0, 1024, NULL, "threads; 0 = all cores", 0},
+                    {"json", FLAG_BOOL, &json, 0, 0, NULL, "JSON instead of a table", 0},
+                    {"seconds", FLAG_DOUBLE, &seconds, 0, 60, NULL, "time for each op (s)", 0},
+                    {0}};
+    flags_parse(flags, "bench", "[options]", argc, argv);
+    Bench b = {.d = dev_init((DevOptions){.threads = (int)threads}), .json = json, .seconds = seconds, .first = 1};
+    b.peak_gflops = fma_peak((int)threads);
+    size_t big = 256u << 20;
+    char *from = dev_alloc(b.d, big, "bench"), *to = dev_alloc(b.d, big, "bench");
+    dev_fill(b.d, (real *)from, big / sizeof(real), 1);
+    b.peak_gbs = 2.0 * big / BEST(&b, dev_copy(b.d, to, from, big)) * 1e-9;
+    if (json) printf("{\"device\":\"%s\",\"peak_gflops\":%.1f,\"copy_gbs\":%.1f,\"ops\":[\n  ", dev_name(b.d), b.peak_gflops, b.peak_gbs);
+    else {
+        printf("%s. Ceilings measured now: %.0f GFLOP/s of fused multiply-adds, %.1f GB/s of a 256 MiB copy (read + written).\n\n", dev_name(b.d), b.peak_gflops, b.peak_gbs);
+        printf("| op               | shape                      |   best, us |               rate | share   |\n|---|---|---|---|---|\n");
+    }
+    products(&b, "demo qkv", 512, 256, 128);
+    products(&b, "tiny qkv", 2048, 512, 256);
+    products(&b, "small head", 512, 50304, 512);
+    experts(&b, 8, 512, 1024, 256);
+    experts(&b, 64, 256, 256, 256);
+    experts(&b, 64, 18, 256, 256);
+    experts(&b, 16, 256, 2048, 512);
+    attention(&b, 4, 128, 4, 2, 32);
+    attention(&b, 8, 256, 8, 4, 32);
+    attention(&b, 4, 512, 8, 4, 64);
+    streams(&b, 8192, 512, 50304);
+    if (json) printf("\n]}\n");
+    dev_free(b.d);
+    return 0;
+}
+
+// Peak rate of independent fused multiply-adds on 8-float vectors, all threads at once: what no kernel can pass.
+typedef float Vec __attribute__((vector_size(32)));
+__attribute__((target("avx2,fma"), noinline)) static float fma_loop(long n) {
+    Vec a = {1.0f, 0.5f}, x = a * 0.9999f, s[10];
+    for (int i = 0; i < 10; i++) s[i] = a * (float)i;
+    for (long i = 0; i < n; i++) {
+#pragma GCC unroll 10
+        for (int k = 0; k < 10; k++) {
+            s[k] = s[k] * x + a;
+            __asm__ volatile("" : "+x"(s[k]));
+        }
+    }
+    for (int k = 1; k < 10; k++) s[0] += s[k];
+    return s[0][0] + s[0][1];
+}
+
+static double fma_peak(int threads) {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return NAN;
+    const long n = 20000000;
+    double best = 0;
+    for (int round = 0; round < 5; round++) {
+        int team = 1;
+        float sink = 0;
+        double t = now();
+#pragma omp parallel num_threads(threads > 0 ? threads : omp_get_max_threads()) reduction(+ : sink)
+        {
+#pragma omp single
+            team = omp_get_num_threads();
+            sink += fma_loop(n);
+        }
+        double rate = 1e-9 * team * n * 10 * 16 / (now() - t);
+        if (sink != 0 && rate > best) best = rate;
+    }
+    return best;
+}

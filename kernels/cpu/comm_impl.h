@@ -1,0 +1,69 @@
+// What a transport between ranks supplies; kernels/comm.c builds the rest of comm.h on it.
+#ifndef MOE_COMM_IMPL_H
+#define MOE_COMM_IMPL_H
+#include "kernels/comm.h"
+#include <stdatomic.h>
+
+enum { MSG_MAX = 1 << 30 }; // bytes of one message: MPI counts are 32-bit
+
+// One message of a group. The i-th one posted from a to b meets the i-th that b posted from a; a transport dies
+// (STATUS_COMM) where their tags or lengths differ, for then the ranks do not run the same sequence of calls.
+typedef struct Msg {
+    void *ptr;
+    size_t bytes; // <= MSG_MAX
+    int peer, send, tag;
+    atomic_int done;   // threads: the receiver has copied it
+    struct Msg *next;  // threads: in the receiver's queue
+    uint64_t request;  // MPI_Request
+} Msg;
+
+typedef struct Handle { // what a rank tells the others of its node so that they can map its window
+    uint64_t pid, fd, inode, address;
+} Handle;
+
+typedef struct Transport {
+    void *(*split)(Comm *parent, int first, int step, int size); // state of the group first + i*step, i < size; collective
+    void (*release)(void *group, int rank);                      // collective
+    void (*post)(Comm *c, Msg *m);                               // m stays where it is until wait returns
+    void (*wait)(Comm *c, Msg *m, int n);                        // until all n are complete
+    void *(*window_make)(Comm *c, Handle *h, size_t bytes, const char *what); // own memory, zeroed
+    void *(*window_map)(Comm *c, const Handle *h, size_t bytes, const char *what); // a node peer's
+    void (*window_shared)(Comm *c, const Handle *h);             // all peers have mapped it
+    void (*window_unmap)(void *p, size_t bytes, int own);
+} Transport;
+
+typedef struct Window {
+    void **peer;
+    size_t bytes;
+    struct Window *next;
+} Window;
+
+// Of one node, in the first page of its first rank's control window; waits on it work across processes.
+typedef struct NodeBarrier {
+    _Alignas(64) atomic_uint arrived;
+    _Alignas(64) atomic_uint generation;
+    atomic_uint sleepers;
+} NodeBarrier;
+
+struct Comm {
+    CommInfo info;
+    const Transport *t;
+    void *group;        // the transport's
+    Window *windows;    // newest first; the last is the control window
+    void **control;     // control window: barrier, pieces of collectives; its layout is comm.c's
+    Msg *msgs;          // of the call that runs
+    int n_msgs, room;
+    int sequence;       // calls with messages so far: their tag
+    int gathers;        // parity chooses the slot
+    int spins;          // looks at a barrier before sleeping; 0 where ranks share cores
+    uint64_t bytes_sent;
+};
+
+// For transports: a world with t, group and info (rank, size, local_ranks, name, G as detected) becomes usable; and its end.
+void comm_open(Comm *c, int nodes);
+void comm_close(Comm *c);
+void *window_anonymous(size_t bytes, const char *what);
+
+void comm_run_threads(int n, int nodes, void (*body)(Comm *world, void *arg), void *arg);
+void comm_run_mpi(int *argc, char ***argv, int launched, int nodes, void (*body)(Comm *world, void *arg), void *arg);
+#endif

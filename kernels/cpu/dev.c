@@ -1,0 +1,143 @@
+// A rank's CPU device: life, memory, clock.
+#include "kernels/cpu/dev.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ALIGN = 64, MAX_THREADS = 1024, COPY_CHUNK = 1 << 20 }; // bytes
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
+}
+
+// ---- life ----------------------------------------------------------------------------------------------------------
+Dev *dev_init(DevOptions options) {
+    CHECK_USAGE(options.threads >= 0 && options.threads <= MAX_THREADS,
+                "%d threads asked for, expected 1 to %d, or 0 for as many as OpenMP says", options.threads, MAX_THREADS);
+    Dev *d = host_alloc(sizeof *d);
+    d->threads = options.threads ? options.threads : omp_get_max_threads();
+    d->poison = options.poison;
+    d->strict = options.strict;
+    pthread_mutex_init(&d->lock, NULL);
+    const char *isa = "portable";
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) isa = "AVX2";
+#endif
+    snprintf(d->name, sizeof d->name, "CPU, %d thread%s, %s kernels, fp%d", d->threads, d->threads == 1 ? "" : "s", isa,
+             (int)sizeof(real) * 8);
+    d->since = now_ms();
+    return d;
+}
+
+void dev_free(Dev *d) {
+    if (!d) return;
+    for (DevBlock *b = d->blocks, *next; b; b = next) {
+        next = b->next;
+        munmap(b->base, b->bytes + (size_t)sysconf(_SC_PAGESIZE));
+        free(b);
+    }
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+const char *dev_name(const Dev *d) { return d->name; }
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+static void protect(DevBlock *b, int how) {
+    CHECK_DEVICE(!mprotect(b->base, b->bytes, how), "cannot change the protection of %zu bytes of device memory: %s", b->bytes,
+                 strerror(errno));
+}
+
+void dev_open(Dev *d) {
+    pthread_mutex_lock(&d->lock);
+    if (d->depth++ == 0)
+        for (DevBlock *b = d->blocks; b; b = b->next) protect(b, PROT_READ | PROT_WRITE);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void dev_shut(Dev *d) {
+    pthread_mutex_lock(&d->lock);
+    if (--d->depth == 0)
+        for (DevBlock *b = d->blocks; b; b = b->next) protect(b, PROT_NONE);
+    pthread_mutex_unlock(&d->lock);
+}
+
+// Reserved, not committed: the kernel supplies (zeroed) pages at their first touch. A poisoned block ends at its guard
+// page, so that an access past it crashes; an unpoisoned one starts at its mapping.
+void *dev_alloc(Dev *d, size_t bytes, const char *what) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), room = bytes + page - 1 + ALIGN;
+    CHECK_DEVICE(room >= bytes && room + page > room, "%s: %zu bytes are more than this machine can address", what, bytes);
+    room -= room % page;
+    char *base = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK_DEVICE(base != MAP_FAILED, "no memory for %s: %zu bytes asked for, %zu held so far: %s (hint: a smaller model, "
+                 "batch or --seq, or fewer ranks on this machine)", what, bytes, d->allocated, strerror(errno));
+    CHECK_DEVICE(!mprotect(base + room, page, PROT_NONE), "%s: cannot protect its guard page: %s", what, strerror(errno));
+    char *p = base;
+    if (d->poison) {
+        p += room - (bytes + ALIGN - 1) / ALIGN * ALIGN;
+        // as float or double a NaN, as an integer index far out of range
+        for (size_t i = 0; i < room / 2; i++) ((uint16_t *)(void *)base)[i] = 0x7FFF;
+    }
+    DevBlock *b = host_alloc(sizeof *b);
+    *b = (DevBlock){.base = base, .bytes = room};
+    pthread_mutex_lock(&d->lock);
+    if (d->strict && !d->depth) protect(b, PROT_NONE);
+    b->next = d->blocks;
+    d->blocks = b;
+    d->allocated += bytes;
+    pthread_mutex_unlock(&d->lock);
+    return p;
+}
+
+size_t dev_allocated(const Dev *d) { return d->allocated; }
+
+// src NULL: zero
+static void copy(const Dev *d, void *dst, const void *src, size_t bytes) {
+    int64_t chunks = (int64_t)((bytes + COPY_CHUNK - 1) / COPY_CHUNK);
+#pragma omp parallel for num_threads(d->threads) if (chunks > 1) schedule(static)
+    for (int64_t i = 0; i < chunks; i++) {
+        size_t at = (size_t)i * COPY_CHUNK, n = bytes - at < COPY_CHUNK ? bytes - at : COPY_CHUNK;
+        if (src) memcpy((char *)dst + at, (const char *)src + at, n);
+        else memset((char *)dst + at, 0, n);
+    }
+}
+
+void dev_upload(Dev *d, void *dst, const void *host, size_t bytes) { dev_copy(d, dst, host, bytes); }
+void dev_download(Dev *d, void *host, const void *src, size_t bytes) { dev_copy(d, host, src, bytes); }
+
+void dev_copy(Dev *d, void *dst, const void *src, size_t bytes) {
+    dev_enter(d);
+    copy(d, dst, src, bytes);
+    dev_leave(d);
+}
+
+void dev_zero(Dev *d, void *dst, size_t bytes) {
+    dev_enter(d);
+    copy(d, dst, NULL, bytes);
+    dev_leave(d);
+}
+
+// ---- clock ---------------------------------------------------------------------------------------------------------
+const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "router", "plan",      "copies", "dispatch",
+                                         "experts", "combine", "head",      "reduce", "optimizer", "wait"};
+
+void dev_stage(Dev *d, Stage s) {
+    double t = now_ms();
+    d->ms[d->stage] += t - d->since;
+    d->since = t;
+    d->stage = s;
+}
+
+Stage dev_stage_now(const Dev *d) { return d->stage; }
+
+void dev_stage_read(Dev *d, double ms[STAGES]) {
+    dev_stage(d, d->stage);
+    memcpy(ms, d->ms, sizeof d->ms);
+    memset(d->ms, 0, sizeof d->ms);
+}

@@ -1,0 +1,214 @@
+// Embedding, normalisation, SwiGLU and the movement of rows, on the CPU.
+#include "kernels/cpu/dev.h"
+#include "kernels/cpu/vmath.h"
+#include <string.h>
+
+enum { LANES = 16, LINE = 64 / sizeof(real) }; // a sum's lanes (element i in lane i % LANES); elements of a cache line
+
+// Columns [*from, *to) of thread `id` of `n`: whole cache lines. Each column's sum runs over all rows in order, on one
+// thread, so that the split shows in no bit.
+static void columns(int *from, int *to, int C, int id, int n) {
+    int lines = (C + LINE - 1) / LINE;
+    *from = (int)((int64_t)lines * id / n) * LINE;
+    *to = (int)((int64_t)lines * (id + 1) / n) * LINE;
+    if (*from > C) *from = C;
+    if (*to > C) *to = C;
+}
+
+DEV_CLONES static void row_add(wide *restrict y, const real *restrict x, int n) {
+    for (int i = 0; i < n; i++) y[i] += x[i];
+}
+
+// ---- embedding -----------------------------------------------------------------------------------------------------
+void dev_embed(Dev *d, real *y, const real *w, const int *tok, int BT, int C) {
+    dev_enter(d);
+    size_t work = SIZE(BT, C);
+#pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN) schedule(static)
+    for (int t = 0; t < BT; t++) memcpy(y + (size_t)t * C, w + (size_t)tok[t] * C, (size_t)C * sizeof(real));
+    dev_leave(d);
+}
+
+void dev_embed_bwd(Dev *d, wide *dw, const real *dy, const int *tok, int BT, int C) {
+    dev_enter(d);
+    size_t work = SIZE(BT, C);
+#pragma omp parallel num_threads(d->threads) if (work > DEV_PARALLEL_MIN)
+    {
+        int c0, c1;
+        columns(&c0, &c1, C, omp_get_thread_num(), omp_get_num_threads());
+        for (int t = 0; t < BT; t++) row_add(dw + (size_t)tok[t] * C + c0, dy + (size_t)t * C + c0, c1 - c0);
+    }
+    dev_leave(d);
+}
+
+// ---- RMS norm ------------------------------------------------------------------------------------------------------
+DEV_CLONES static wide row_rmsnorm(real *restrict y, const real *restrict x, const real *restrict w, int C, wide eps) {
+    wide lane[LANES] = {0}, s = 0;
+    int c = 0;
+    for (; c + LANES <= C; c += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] += x[c + j] * x[c + j];
+    for (; c < C; c++) s += x[c] * x[c];
+    for (int j = 0; j < LANES; j++) s += lane[j];
+    wide rstd = 1 / vsqrt(s / C + eps);
+    for (c = 0; c < C; c++) y[c] = x[c] * rstd * w[c];
+    return rstd;
+}
+
+void dev_rmsnorm(Dev *d, real *y, wide *rstd, const real *x, const real *w, int M, int C, wide eps) {
+    dev_enter(d);
+    size_t work = SIZE(M, C);
+#pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN) schedule(static)
+    for (int m = 0; m < M; m++) rstd[m] = row_rmsnorm(y + (size_t)m * C, x + (size_t)m * C, w, C, eps);
+    dev_leave(d);
+}
+
+// dx may be add
+DEV_CLONES static void row_rmsnorm_bwd(real *dx, const real *add, const real *restrict dy, const real *restrict x,
+                                       const real *restrict w, wide rstd, int C) {
+    wide lane[LANES] = {0}, s = 0;
+    int c = 0;
+    for (; c + LANES <= C; c += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] += dy[c + j] * w[c + j] * x[c + j];
+    for (; c < C; c++) s += dy[c] * w[c] * x[c];
+    for (int j = 0; j < LANES; j++) s += lane[j];
+    wide b = s / C * rstd * rstd * rstd; // mean(dy w xn) rstd = (sum dy w x / C) rstd^2, and xn brings another rstd
+    if (add)
+        for (c = 0; c < C; c++) dx[c] = add[c] + (dy[c] * w[c] * rstd - x[c] * b);
+    else
+        for (c = 0; c < C; c++) dx[c] = dy[c] * w[c] * rstd - x[c] * b;
+}
+
+DEV_CLONES static void row_add_product(wide *restrict dw, const real *restrict dy, const real *restrict x, wide rstd, int n) {
+    for (int i = 0; i < n; i++) dw[i] += dy[i] * (x[i] * rstd);
+}
+
+// By blocks of rows small enough to stay in the cache from dx to dw. Threads share out a block's rows for dx and its
+// columns for dw; neither writes what the other reads.
+void dev_rmsnorm_bwd(Dev *d, real *dx, wide *dw, const real *add, const real *dy, const real *x, const real *w, const wide *rstd,
+                     int M, int C) {
+    dev_enter(d);
+    size_t work = SIZE(M, C);
+    int block = 1 + (1 << 15) / (C > 0 ? C : 1);
+#pragma omp parallel num_threads(d->threads) if (work > DEV_PARALLEL_MIN)
+    {
+        int id = omp_get_thread_num(), n = omp_get_num_threads(), c0, c1;
+        columns(&c0, &c1, C, id, n);
+        for (int64_t m0 = 0; m0 < M; m0 += block) {
+            int64_t rows = M - m0 < block ? M - m0 : block;
+            for (int64_t m = m0 + rows * id / n; m < m0 + rows * (id + 1) / n; m++)
+                row_rmsnorm_bwd(dx + m * C, add ? add + m * C : NULL, dy + m * C, x + m * C, w, rstd[m], C);
+            for (int64_t m = m0; m < m0 + rows; m++) row_add_product(dw + c0, dy + m * C + c0, x + m * C + c0, rstd[m], c1 - c0);
+        }
+    }
+    dev_leave(d);
+}
+
+// ---- SwiGLU --------------------------------------------------------------------------------------------------------
+DEV_CLONES static void row_swiglu(real *restrict h, const real *restrict g, const real *restrict u, wide rw, int F) {
+    for (int f = 0; f < F; f++) h[f] = rw * (g[f] * vsigmoid(g[f])) * u[f];
+}
+
+void dev_swiglu(Dev *d, real *h, const real *gu, const wide *rw, const int *n_rows, int M, int F) {
+    dev_enter(d);
+    int rows = dev_rows(n_rows, M);
+    size_t work = SIZE(rows, F);
+#pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN / 8) schedule(static)
+    for (int m = 0; m < rows; m++) {
+        const real *g = gu + (size_t)m * 2 * F;
+        row_swiglu(h + (size_t)m * F, g, g + F, rw ? rw[m] : 1, F);
+    }
+    dev_leave(d);
+}
+
+// sum_f dh silu(g) u of whole LANES from f = 0 on, then the rest; dg and du may be g and u
+DEV_CLONES static wide row_swiglu_bwd(real *dg, real *du, real *restrict h, const real *restrict dh, const real *g, const real *u,
+                                      wide rw, int F) {
+    wide lane[LANES] = {0}, s = 0;
+    int f = 0;
+    for (; f + LANES <= F; f += LANES) {
+        wide sg[LANES], gs[LANES], us[LANES];
+        for (int j = 0; j < LANES; j++) gs[j] = g[f + j], us[j] = u[f + j];
+        for (int j = 0; j < LANES; j++) sg[j] = vsigmoid(gs[j]);
+        for (int j = 0; j < LANES; j++) {
+            wide silu = gs[j] * sg[j], di = rw * dh[f + j];
+            lane[j] += dh[f + j] * silu * us[j];
+            h[f + j] = rw * silu * us[j];
+            dg[f + j] = di * us[j] * (sg[j] + silu * (1 - sg[j]));
+            du[f + j] = di * silu;
+        }
+    }
+    for (; f < F; f++) {
+        wide gf = g[f], uf = u[f], sg = vsigmoid(gf), silu = gf * sg, di = rw * dh[f];
+        s += dh[f] * silu * uf;
+        h[f] = rw * silu * uf;
+        dg[f] = di * uf * (sg + silu * (1 - sg));
+        du[f] = di * silu;
+    }
+    for (int j = 0; j < LANES; j++) s += lane[j];
+    return s;
+}
+
+void dev_swiglu_bwd(Dev *d, real *dgu, real *h, wide *drw, const real *dh, const real *gu, const wide *rw, const int *n_rows,
+                    int M, int F) {
+    dev_enter(d);
+    int rows = dev_rows(n_rows, M);
+    size_t work = SIZE(rows, F);
+#pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN / 8) schedule(static)
+    for (int m = 0; m < rows; m++) {
+        const real *g = gu + (size_t)m * 2 * F;
+        real *dg = dgu + (size_t)m * 2 * F;
+        wide s = row_swiglu_bwd(dg, dg + F, h + (size_t)m * F, dh + (size_t)m * F, g, g + F, rw ? rw[m] : 1, F);
+        if (drw) drw[m] = s;
+    }
+    dev_leave(d);
+}
+
+// ---- rows between ranks --------------------------------------------------------------------------------------------
+void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, const int *peer, const int *row,
+                      int BT, int K, int C) {
+    dev_enter(d);
+    size_t work = SIZE(BT, K, C);
+#pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN) schedule(static)
+    for (int t = 0; t < BT; t++)
+        for (size_t p = (size_t)t * K; p < (size_t)(t + 1) * K; p++) {
+            if (row[p] < 0) continue;
+            memcpy(dst[peer[p]] + (size_t)row[p] * C, x + (size_t)t * C, (size_t)C * sizeof(real));
+            if (w) wdst[peer[p]][row[p]] = w[p];
+        }
+    dev_leave(d);
+}
+
+static void token_gather(real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
+                         const int *row, int K, int C) {
+    size_t bytes = (size_t)C * sizeof(real);
+    int begun = add != NULL; // y holds the sum so far
+    if (add && add != y) memcpy(y, add, bytes);
+    for (int k = 0; k < K; k++) {
+        if (dw) dw[k] = row[k] < 0 ? 0 : wsrc[peer[k]][row[k]];
+        if (row[k] < 0) continue;
+        const real *x = src[peer[k]] + (size_t)row[k] * C;
+        if (begun) row_add(y, x, C);
+        else memcpy(y, x, bytes);
+        begun = 1;
+    }
+    if (!begun) memset(y, 0, bytes);
+}
+
+void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
+                     const int *row, int BT, int K, int C) {
+    dev_enter(d);
+    size_t work = SIZE(BT, K, C);
+#pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN) schedule(static)
+    for (int t = 0; t < BT; t++) {
+        size_t p = (size_t)t * K, at = (size_t)t * C;
+        token_gather(y + at, dw ? dw + p : NULL, add ? add + at : NULL, src, wsrc, peer + p, row + p, K, C);
+    }
+    dev_leave(d);
+}
+
+void dev_add(Dev *d, wide *x, const wide *y, size_t n) {
+    enum { CHUNK = 1 << 14 };
+    dev_enter(d);
+#pragma omp parallel for num_threads(d->threads) if (n > DEV_PARALLEL_MIN) schedule(static)
+    for (size_t i = 0; i < n; i += CHUNK) row_add(x + i, y + i, (int)(n - i < CHUNK ? n - i : CHUNK));
+    dev_leave(d);
+}

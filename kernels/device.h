@@ -1,0 +1,183 @@
+// The hardware, as the rest of the tree sees it: memory, and the operations a layer is made of.
+// One backend is linked in: kernels/cpu (C11 + OpenMP) or kernels/cuda. Symbols (B, T, C, ...) are in model/model.h.
+//
+// Rules for every op
+// - Arrays are dense and row-major, the shape stands beside the name; an output comes before the inputs.
+// - "x overwritten" or "x accumulates" is said for each output. Inputs and outputs do not overlap unless it is said.
+// - Every sum runs in one fixed order, so that a result does not depend on the number of threads, and a row of a
+//   product does not depend on which other rows are in the batch.
+// - Pointers are device memory; nothing above kernels/ dereferences one. Sizes may be 0.
+// - An op that takes `const int *n_rows` reads the number of valid rows from the device; NULL means all M rows.
+//   Rows past it are neither read nor written.
+#ifndef MOE_DEVICE_H
+#define MOE_DEVICE_H
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef REAL_DOUBLE
+typedef double real; // activations and the weights that products read
+typedef double wide; // accumulators, gradients, router scores, losses, optimizer state
+#else
+typedef float real;
+typedef float wide;
+#endif
+
+typedef struct Dev Dev; // one rank's device: its threads, its memory, its clock
+
+// ---- life, memory -------------------------------------------------------------------------------------------------
+typedef struct DevOptions {
+    int threads; // CPU threads of this rank; 0 = as OpenMP says
+    int poison;  // fill new memory with NaN instead of zero, so that a read of unwritten rows shows
+    int strict;  // tests: memory cannot be touched outside ops, so that a host access to it crashes
+} DevOptions;
+Dev *dev_init(DevOptions options);
+void dev_free(Dev *d);                                      // with all its memory
+const char *dev_name(const Dev *d);                         // e.g. "CPU, 2 threads, AVX2 kernels, fp32"
+void *dev_alloc(Dev *d, size_t bytes, const char *what);    // zeroed (or poisoned), 64-byte aligned, or die; lives until dev_free;
+                                                            // pages never touched cost no memory
+size_t dev_allocated(const Dev *d);                         // bytes asked for so far
+void dev_upload(Dev *d, void *dst, const void *host, size_t bytes);
+void dev_download(Dev *d, void *host, const void *src, size_t bytes);
+void dev_copy(Dev *d, void *dst, const void *src, size_t bytes);
+void dev_zero(Dev *d, void *dst, size_t bytes);
+
+// ---- clock: where a step's time goes ------------------------------------------------------------------------------
+typedef enum { STAGE_OTHER, STAGE_EMBED, STAGE_ATTENTION, STAGE_ROUTER, STAGE_PLAN, STAGE_COPIES, STAGE_DISPATCH, STAGE_EXPERTS,
+               STAGE_COMBINE, STAGE_HEAD, STAGE_REDUCE, STAGE_OPTIMIZER, STAGE_WAIT, STAGES } Stage;
+extern const char *const stage_names[STAGES];
+void dev_stage(Dev *d, Stage s);              // from here on, time belongs to s; returns nothing, costs a clock read
+Stage dev_stage_now(const Dev *d);
+void dev_stage_read(Dev *d, double ms[STAGES]); // milliseconds since the last read, and starts again from 0
+
+// ---- dense products -----------------------------------------------------------------------------------------------
+// y[m,n] = add[m,n] + sum_k x[m,k] w[n,k]     y (M,N) overwritten | add (M,N) or NULL, may be y | x (M,K) | w (N,K)
+void dev_linear(Dev *d, real *y, const real *add, const real *x, const real *w, int M, int N, int K);
+// dx[m,k] = add[m,k] + sum_n dy[m,n] w[n,k]   dx (M,K) overwritten | add (M,K) or NULL, may be dx | dy (M,N) | w (N,K)
+void dev_linear_dx(Dev *d, real *dx, const real *add, const real *dy, const real *w, int M, int N, int K);
+// dw[n,k] += sum_m dy[m,n] x[m,k]             dw (N,K) accumulates | dy (M,N) | x (M,K); m ascending
+void dev_linear_dw(Dev *d, wide *dw, const real *dy, const real *x, int M, int N, int K);
+
+// ---- grouped products: rows off[j]..off[j+1] belong to group j, off (J+1) on the device, off[J] <= M ---------------
+// A group without rows is normal. w, dw: device tables of J pointers.
+void dev_group_linear(Dev *d, real *y, const real *x, const real *const *w, const int *off, int J, int M, int N, int K);
+void dev_group_linear_dx(Dev *d, real *dx, const real *dy, const real *const *w, const int *off, int J, int M, int N, int K);
+void dev_group_linear_dw(Dev *d, wide *const *dw, const real *dy, const real *x, const int *off, int J, int M, int N, int K);
+
+// ---- embedding, normalisation, residual ---------------------------------------------------------------------------
+// y[t,:] = w[tok[t],:]                        y (BT,C) overwritten | w (V,C) | tok (BT) in 0..V-1
+void dev_embed(Dev *d, real *y, const real *w, const int *tok, int BT, int C);
+// dw[tok[t],:] += dy[t,:], t ascending        dw (V,C) accumulates
+void dev_embed_bwd(Dev *d, wide *dw, const real *dy, const int *tok, int BT, int C);
+// rstd[m] = 1/sqrt(mean_c x[m,c]^2 + eps); y[m,c] = x[m,c] rstd[m] w[c]        y (M,C), rstd (M) overwritten | w (C)
+void dev_rmsnorm(Dev *d, real *y, wide *rstd, const real *x, const real *w, int M, int C, wide eps);
+// dx = add + (dy*w - xn mean_c(dy*w*xn)) rstd with xn = x rstd; dw[c] += sum_m dy[m,c] xn[m,c], m ascending
+// dx (M,C) overwritten, add (M,C) or NULL, may be dx | dw (C) accumulates
+void dev_rmsnorm_bwd(Dev *d, real *dx, wide *dw, const real *add, const real *dy, const real *x, const real *w, const wide *rstd,
+                     int M, int C);
+
+// ---- attention ----------------------------------------------------------------------------------------------------
+// QK-norm and half-split RoPE. qkv (BT, (NH+2NKV) HS) holds a token's NH query heads, then NKV key heads, then NKV value
+// heads. Every query and key head: n = x / sqrt(mean x^2 + eps) * w (w (HS): wq for queries, wk for keys; both NULL = no
+// norm), then out[j] = n[j] cos a - n[j+HS/2] sin a, out[j+HS/2] = n[j+HS/2] cos a + n[j] sin a,
+// a = (pos0 + t) theta^(-2j/HS), computed in double. qk (BT, (NH+NKV) HS), rstd (BT, NH+NKV) overwritten.
+void dev_qk_rope(Dev *d, real *qk, wide *rstd, const real *qkv, const real *wq, const real *wk, int B, int T, int pos0, int NH,
+                 int NKV, int HS, double theta, wide eps);
+// Its backward: the query and key part of dqkv (BT, (NH+2NKV) HS) overwritten, the value part untouched; dwq, dwk (HS)
+// accumulate (NULL where wq, wk are), tokens ascending. pos0 = 0.
+void dev_qk_rope_bwd(Dev *d, real *dqkv, wide *dwq, wide *dwk, const real *dqk, const real *qkv, const real *wq, const real *wk,
+                     const wide *rstd, int B, int T, int NH, int NKV, int HS, double theta);
+
+typedef struct AttnShape {
+    int B, Tq, Tk;         // query i of a sequence stands at position Tk - Tq + i (training: Tq = Tk)
+    int NH, NKV, HS;       // query head h reads key/value head h / (NH/NKV)
+    int ldq, ldk, ldv;     // elements from one token's row of q, k, v to the next (o: NH*HS)
+    size_t kv_seq;         // elements from one sequence's k to the next, and of its v; 0 = Tk*ldk and Tk*ldv
+} AttnShape;
+// o[i,h,:] = sum_{s = first..pos} softmax_s(q[i,h] . k[s] / sqrt(HS)) v[s]; first (B*Tq) the earliest position that a query
+// sees (its document's start) or NULL = 0. Never a Tq x Tk matrix in memory. o (B*Tq, NH, HS), lse (B,NH,Tq) overwritten.
+void dev_attention(Dev *d, real *o, wide *lse, const real *q, const real *k, const real *v, const int *first, AttnShape s);
+// dq, dk, dv overwritten, with the row strides and layout of q, k, v; needs Tq = Tk.
+void dev_attention_bwd(Dev *d, real *dq, real *dk, real *dv, const real *dout, const real *o, const wide *lse, const real *q,
+                       const real *k, const real *v, const int *first, AttnShape s);
+
+// ---- expert ------------------------------------------------------------------------------------------------------
+// h[m,f] = rw[m] silu(g[m,f]) u[m,f]; gu (M,2F): g = gu[m,0..F), u = gu[m,F..2F)
+// h (M,F) overwritten | rw (M) the row's routing weight, NULL = 1
+void dev_swiglu(Dev *d, real *h, const real *gu, const wide *rw, const int *n_rows, int M, int F);
+// dgu (M,2F), h (M,F; computed again for the down projection's gradient) overwritten | drw (M) overwritten with
+// sum_f dh silu(g) u, NULL with rw. dgu may be gu.
+void dev_swiglu_bwd(Dev *d, real *dgu, real *h, wide *drw, const real *dh, const real *gu, const wide *rw, const int *n_rows,
+                    int M, int F);
+
+// ---- router ------------------------------------------------------------------------------------------------------
+typedef enum { ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterScore;
+typedef struct RouterShape {
+    int BT, E, K;
+    RouterScore score;
+    int renorm;   // weights of the K chosen divided by their sum (+1e-20: seen only where all of them underflow)
+    double scale; // then multiplied by this (routed_scaling_factor)
+} RouterShape;
+// logits = x w^T in wide arithmetic, whatever `real` is: logits (BT,E) overwritten | x (BT,C) | w (E,C)
+void dev_router_logits(Dev *d, wide *logits, const real *x, const real *w, int BT, int E, int C);
+// score[t,e] = softmax or sigmoid of logits; idx[t,:] = the K largest of score + bias, largest first, ties to the lower
+// index; weight[t,k] = score of idx[t,k], never the biased one, renormalised and scaled.
+// prob[t,:] = score / (sum_e score + 1e-20) (what the balance loss averages); lse[t] = log sum_e exp logits.
+// A token with a non-finite logit gets experts 0..K-1 with weight 0, and *bad (int, device) becomes
+// min over such tokens of t+1 where it was 0.
+// idx, weight (BT,K), prob (BT,E), lse (BT) overwritten | bias (E) or NULL
+void dev_route(Dev *d, int *idx, wide *weight, wide *prob, wide *lse, int *bad, const wide *logits, const wide *bias, RouterShape s);
+// dlogits (BT,E) overwritten with the sum of three gradients:
+//   through the weights (dweight (BT,K)); through the balance loss, d/dprob[t,e] = aux_scale * E * f[g,e] with g = t / (BT/n_groups),
+//   f (n_groups,E; NULL = no such loss), held constant; through the z-loss z_scale * lse^2.
+void dev_route_bwd(Dev *d, wide *dlogits, const wide *dweight, const int *idx, const wide *prob, const wide *lse, const wide *logits,
+                   const wide *f, int n_groups, wide aux_scale, wide z_scale, RouterShape s);
+// dx[t,:] += dlogits w (dx (BT,C) accumulates) and dw += dlogits^T x (dw (E,C) accumulates)
+void dev_router_logits_bwd(Dev *d, real *dx, wide *dw, const wide *dlogits, const real *x, const real *w, int BT, int E, int C);
+// Balance statistics per group of BT/n_groups tokens: f[g,e] = chosen pairs of e / (tokens K); p[g,e] = mean prob. Overwritten.
+void dev_balance(Dev *d, wide *f, wide *p, const int *idx, const wide *prob, int BT, int E, int K, int n_groups);
+// count[e] = pairs of e kept; seen[e] = pairs of e before any drop; ord[t*K+k] = how many kept pairs of the same expert come
+// before it (tokens ascending, k ascending), -1 when dropped: at most `capacity` are kept per expert, 0 = no limit.
+// count, seen (E), ord (BT,K) overwritten
+void dev_route_count(Dev *d, int *count, int *seen, int *ord, const int *idx, int BT, int E, int K, int capacity);
+
+// ---- rows between ranks: dispatch and combine, each other's backward ------------------------------------------------
+// For every pair p = t*K+k with row[p] >= 0: dst[peer[p]][row[p],:] = x[t,:], and wdst[peer[p]][row[p]] = w[p] if w.
+// dst, wdst: device tables of pointers | x (BT,C) | w (BT,K) or NULL | peer, row (BT,K)
+void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, const int *peer, const int *row,
+                      int BT, int K, int C);
+// y[t,:] = add[t,:] + sum_k src[peer[p]][row[p],:], k ascending, pairs with row < 0 skipped; dw[p] = wsrc[peer[p]][row[p]]
+// (0 where skipped) if dw. y (BT,C) overwritten | add (BT,C) or NULL, may be y
+void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
+                     const int *row, int BT, int K, int C);
+// x[i] += y[i]    x accumulates
+void dev_add(Dev *d, wide *x, const wide *y, size_t n);
+
+// ---- loss --------------------------------------------------------------------------------------------------------
+// nll[m] = log sum_v exp logits[m,v] - logits[m,target[m]]; target -1: nll 0, no gradient.
+// With grad: logits[m,v] becomes scale * (softmax - onehot). nll (M) overwritten | logits (M,V) | target (M)
+void dev_cross_entropy(Dev *d, wide *nll, real *logits, const int *target, int M, int V, wide scale, int grad);
+// out[0] += sum x[i], in double, in a fixed order; out is one double on the device
+void dev_sum(Dev *d, double *out, const wide *x, size_t n);
+void dev_sumsq(Dev *d, double *out, const wide *x, size_t n);
+// out[0] += scale * sum_i x[i] y[i]
+void dev_dot(Dev *d, double *out, const wide *x, const wide *y, size_t n, double scale);
+
+// ---- optimizer ---------------------------------------------------------------------------------------------------
+// *factor = norm > max_norm ? max_norm / norm : 1, norm = sqrt(*sumsq); max_norm <= 0 never clips
+void dev_clip_factor(Dev *d, wide *factor, const double *sumsq, double max_norm);
+typedef struct AdamW {
+    double lr, beta1, beta2, eps, decay;
+    int64_t step; // 1 for the first update
+} AdamW;
+// AdamW (Loshchilov & Hutter, 1711.05101) with g' = factor g: m, v and w updated; w -= lr (mhat/(sqrt(vhat)+eps) + decay w)
+void dev_adamw(Dev *d, real *w, wide *m, wide *v, const wide *g, const wide *factor, size_t n, AdamW o);
+// w -= lr (factor g + decay w)
+void dev_sgd(Dev *d, real *w, const wide *g, const wide *factor, size_t n, double lr, double decay);
+// bias[e] += rate * sign(mean count - count[e]) (loss-free balancing, 2408.15664); count (E) int64
+void dev_bias_update(Dev *d, wide *bias, const int64_t *count, int E, double rate);
+
+// ---- initial values ------------------------------------------------------------------------------------------------
+// w[i] = std * normal(seed, stream, first + i): the same whatever part of a tensor a rank holds
+void dev_init_normal(Dev *d, real *w, size_t n, uint64_t seed, uint64_t stream, uint64_t first, double std);
+void dev_fill(Dev *d, real *w, size_t n, double value);
+#endif

@@ -1,0 +1,197 @@
+// The model's life: parameters, buffers, and what happens to gradients between backward and update.
+#include "model/state.h"
+#include <math.h>
+#include <stdlib.h>
+
+// Logits in memory at once: few enough to stay small beside the weights, rows enough that the head's product is efficient.
+static int rows_of_logits(const ModelConfig *c, size_t n) {
+    size_t rows = ((size_t)1 << 24) / (size_t)c->V;
+    rows = rows < 256 ? 256 : rows > 1024 ? 1024 : rows;
+    return (int)(rows < n ? rows : n);
+}
+
+static void bind_block(Model *m, int l) {
+    Block *b = &m->blocks[l];
+    Params *ps = &m->ps;
+    const struct { const char *name; const real **w; wide **g; } table[] = {
+        {"ln1", &b->w_ln1, &b->g_ln1}, {"qkv", &b->w_qkv, &b->g_qkv}, {"q_norm", &b->w_qnorm, &b->g_qnorm},
+        {"k_norm", &b->w_knorm, &b->g_knorm}, {"wo", &b->w_o, &b->g_o}, {"ln2", &b->w_ln2, &b->g_ln2},
+        {"mlp", &b->w_mlp, &b->g_mlp},
+    };
+    int n = sizeof(table) / sizeof(table[0]);
+    for (int i = 0; i < (m->c.dense[l] ? n : n - 1); i++) {
+        const Param *p = param_find(ps, table[i].name, l);
+        *table[i].w = param_w(ps, p);
+        *table[i].g = param_g(ps, p);
+    }
+}
+
+static void alloc_block(Model *m, int l) {
+    const ModelConfig *c = &m->c;
+    Block *b = &m->blocks[l], *share = m->run.training || l == 0 ? NULL : &m->blocks[0];
+    int64_t n = (int64_t)m->run.max_B * m->run.T;
+    size_t rows = SIZE(n, c->C, sizeof(real));
+    Dev *d = m->d;
+    b->qkv = dev_alloc(d, SIZE(n, c->NH + 2 * c->NKV, c->HS, sizeof(real)), "qkv");
+    b->qk = dev_alloc(d, SIZE(n, c->NH + c->NKV, c->HS, sizeof(real)), "queries and keys");
+    b->x = share ? share->x : dev_alloc(d, rows, "residual stream");
+    b->n1 = share ? share->n1 : dev_alloc(d, rows, "norm 1");
+    b->xmid = share ? share->xmid : dev_alloc(d, rows, "residual stream after attention");
+    b->n2 = share ? share->n2 : dev_alloc(d, rows, "norm 2");
+    b->att = share ? share->att : dev_alloc(d, SIZE(n, c->NH, c->HS, sizeof(real)), "attention");
+    b->rstd1 = share ? share->rstd1 : dev_alloc(d, SIZE(n, sizeof(wide)), "norm 1 statistics");
+    b->rstd2 = share ? share->rstd2 : dev_alloc(d, SIZE(n, sizeof(wide)), "norm 2 statistics");
+    b->qk_rstd = share ? share->qk_rstd : dev_alloc(d, SIZE(n, c->NH + c->NKV, sizeof(wide)), "QK-norm statistics");
+    b->lse = share ? share->lse : dev_alloc(d, SIZE(n, c->NH, sizeof(wide)), "softmax statistics");
+    if (!c->dense[l]) return;
+    for (int i = 0; i < l && !m->run.training; i++)
+        if (m->blocks[i].gu) b->gu = m->blocks[i].gu;
+    if (!b->gu) b->gu = dev_alloc(d, SIZE(n, 2, c->F_dense, sizeof(real)), "gate and up");
+}
+
+static void alloc_shared(Model *m) {
+    const ModelConfig *c = &m->c;
+    Dev *d = m->d;
+    int64_t n = (int64_t)m->run.max_B * m->run.T;
+    int any_dense = 0;
+    for (int l = 0; l < c->L; l++) any_dense |= c->dense[l];
+    m->head_rows = rows_of_logits(c, (size_t)n);
+    m->x_last = m->run.training ? dev_alloc(d, SIZE(n, c->C, sizeof(real)), "residual stream") : m->blocks[0].x;
+    m->nf = dev_alloc(d, SIZE(n, c->C, sizeof(real)), "final norm");
+    m->rstdf = dev_alloc(d, SIZE(n, sizeof(wide)), "final norm statistics");
+    m->logits = dev_alloc(d, SIZE(m->head_rows, c->V, sizeof(real)), "logits");
+    m->nll = dev_alloc(d, SIZE(n, sizeof(wide)), "losses of tokens");
+    m->nll_sum = dev_alloc(d, sizeof(double), "loss");
+    m->sumsq = dev_alloc(d, 2 * sizeof(double), "gradient norm");
+    m->tok = dev_alloc(d, SIZE(n, sizeof(int)), "tokens");
+    m->target = dev_alloc(d, SIZE(n, sizeof(int)), "targets");
+    m->first = dev_alloc(d, SIZE(n, sizeof(int)), "document starts");
+    m->row = host_alloc(SIZE(c->V, sizeof(real)));
+    if (any_dense) m->h = dev_alloc(d, SIZE(n, c->F_dense, sizeof(real)), "hidden of dense layers");
+    dev_zero(d, m->nll_sum, sizeof(double));
+    if (!m->run.training) return;
+    m->d_nf = dev_alloc(d, SIZE(n, c->C, sizeof(real)), "gradient of the final norm");
+    m->dx = dev_alloc(d, SIZE(n, c->C, sizeof(real)), "gradient of the residual stream");
+    m->dn = dev_alloc(d, SIZE(n, c->C, sizeof(real)), "gradient of a norm");
+    m->d_att = dev_alloc(d, SIZE(n, c->NH, c->HS, sizeof(real)), "gradient of attention");
+    m->d_qk = dev_alloc(d, SIZE(n, c->NH + c->NKV, c->HS, sizeof(real)), "gradient of queries and keys");
+    m->d_qkv = dev_alloc(d, SIZE(n, c->NH + 2 * c->NKV, c->HS, sizeof(real)), "gradient of qkv");
+    if (any_dense) m->dh = dev_alloc(d, SIZE(n, c->F_dense, sizeof(real)), "gradient of dense layers' hidden");
+}
+
+// Where the parameters of MoE layer i, which is layer l of the model, lie.
+static MoeParams moe_binding(Model *m, int i, int l) {
+    Params *ps = &m->ps;
+    int R = comm_info(m->ep)->size;
+    const Param *router = param_find(ps, "router", l), *experts = param_find(ps, "experts", l);
+    const Param *bias = m->c.bias ? param_find(ps, "bias", l) : NULL, *shared = m->c.n_shared ? param_find(ps, "shared", l) : NULL;
+    real **table = m->expert_tables + SIZE(i, R);
+    for (int r = 0; r < R; r++) table[r] = ps->expert_peer[r] ? (real *)ps->expert_peer[r] + experts->offset : NULL;
+    return (MoeParams){
+        .router = param_w(ps, router), .d_router = param_g(ps, router),
+        .bias = bias ? param_state(ps, bias) : NULL,
+        .experts = table, .d_experts = param_g(ps, experts),
+        .shared = shared ? param_w(ps, shared) : NULL, .d_shared = shared ? param_g(ps, shared) : NULL,
+    };
+}
+
+static void init_moe(Model *m) {
+    const ModelConfig *c = &m->c;
+    const ModelRun *r = &m->run;
+    m->expert_tables = host_alloc(SIZE(m->n_moe, comm_info(m->ep)->size, sizeof(real *)));
+    m->moe_params = host_alloc(SIZE(m->n_moe, sizeof(MoeParams)));
+    for (int l = 0; l < c->L; l++)
+        if (m->blocks[l].moe >= 0) m->moe_params[m->blocks[l].moe] = moe_binding(m, m->blocks[l].moe, l);
+    MoeConfig moe = {
+        .C = c->C, .E = c->E, .K = c->K, .F = c->F, .shared = c->n_shared * c->F, .score = c->score, .renorm = c->renorm,
+        .routed_scale = c->routed_scale, .capacity = r->capacity, .layers = m->n_moe, .max_BT = r->max_B * r->T, .micros = r->micros,
+        .training = r->training, .scope = r->scope, .S = r->S, .cost = r->cost, .plan = r->plan,
+    };
+    m->moe = moe_init(m->d, m->ep, m->world, moe, m->moe_params);
+}
+
+static void check_run(const ModelConfig *c, const ModelRun *r) {
+    CHECK_USAGE(r->max_B >= 1 && r->micros >= 1, "a rank's microbatch has at most %d sequences and a step %d microbatches, both must be "
+                "at least 1", r->max_B, r->micros);
+    CHECK_USAGE(r->T >= 1 && r->T <= c->T, "the context is %d tokens, it must be 1..%d, the model's longest (hint: --seq)", r->T, c->T);
+    CHECK_USAGE((int64_t)r->max_B * r->T <= 1 << 24, "a microbatch of %d sequences of %d tokens is past %d tokens (hint: a smaller "
+                "--micro-batch)", r->max_B, r->T, 1 << 24);
+    CHECK_USAGE(r->aux_coef >= 0 && r->z_coef >= 0, "the balance loss's coefficient is %g and the z-loss's %g, neither may be negative",
+                r->aux_coef, r->z_coef);
+}
+
+Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run) {
+    config_check(c);
+    check_run(c, run);
+    Model *m = host_alloc(sizeof *m);
+    *m = (Model){.d = d, .world = world, .ep = ep, .c = *c, .run = *run};
+    int R = comm_info(ep)->size;
+    if (R < comm_info(world)->size) m->replicas = comm_stride(world, R);
+    params_build(&m->ps, c, comm_info(ep)->rank, R);
+    params_alloc(&m->ps, d, ep, run->training);
+    params_init(&m->ps, d, c, run->seed);
+    m->blocks = host_alloc(SIZE(c->L, sizeof(Block)));
+    for (int l = 0; l < c->L; l++) {
+        m->blocks[l].moe = c->dense[l] ? -1 : m->n_moe++;
+        bind_block(m, l);
+        alloc_block(m, l);
+    }
+    const Param *embed = param_find(&m->ps, "embed", -1), *norm = param_find(&m->ps, "norm", -1);
+    const Param *head = c->tied ? embed : param_find(&m->ps, "head", -1);
+    m->w_embed = param_w(&m->ps, embed), m->g_embed = param_g(&m->ps, embed);
+    m->w_norm = param_w(&m->ps, norm), m->g_norm = param_g(&m->ps, norm);
+    m->w_head = param_w(&m->ps, head), m->g_head = param_g(&m->ps, head);
+    alloc_shared(m);
+    if (m->n_moe) init_moe(m);
+    comm_barrier(world); // every rank's experts are there before a peer reads them
+    return m;
+}
+
+void model_free(Model *m) {
+    if (m->moe) moe_free(m->moe);
+    if (m->replicas) comm_free(m->replicas);
+    params_free(&m->ps);
+    free(m->moe_params);
+    free(m->expert_tables);
+    free(m->blocks);
+    free(m->row);
+    free(m);
+}
+
+Params *model_params(Model *m) { return &m->ps; }
+Moe *model_moe(Model *m) { return m->moe; }
+const ModelConfig *model_config(const Model *m) { return &m->c; }
+
+void model_zero_grad(Model *m) {
+    dev_zero(m->d, m->ps.repl_g, m->ps.n_repl * sizeof(wide));
+    dev_zero(m->d, m->ps.expert_g, m->ps.n_expert * sizeof(wide));
+}
+
+double model_nll(Model *m) {
+    double sum;
+    dev_download(m->d, &sum, m->nll_sum, sizeof sum);
+    dev_zero(m->d, m->nll_sum, sizeof sum);
+    return sum;
+}
+
+void model_reduce_grads(Model *m) {
+    dev_stage(m->d, STAGE_REDUCE);
+    comm_sum(m->world, m->ps.repl_g, m->ps.n_repl);
+    if (m->replicas) comm_sum(m->replicas, m->ps.expert_g, m->ps.n_expert);
+    dev_stage(m->d, STAGE_OTHER);
+}
+
+double *model_grad_norm(Model *m, double *norm) {
+    dev_stage(m->d, STAGE_REDUCE);
+    dev_zero(m->d, m->sumsq, 2 * sizeof(double));
+    dev_sumsq(m->d, &m->sumsq[0], m->ps.repl_g, m->ps.n_repl);
+    dev_sumsq(m->d, &m->sumsq[1], m->ps.expert_g, m->ps.n_expert);
+    double part[2];
+    dev_download(m->d, part, m->sumsq, sizeof part);
+    comm_sum_double(m->ep, &part[1], 1); // every EP group holds the same experts, with equal gradients by now
+    double total = part[0] + part[1];
+    dev_upload(m->d, m->sumsq, &total, sizeof total);
+    if (norm) *norm = sqrt(total);
+    dev_stage(m->d, STAGE_OTHER);
+    return m->sumsq;
+}

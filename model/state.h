@@ -1,0 +1,68 @@
+// What a Model is made of. Private to model/.
+#ifndef MOE_STATE_H
+#define MOE_STATE_H
+#include "kernels/check.h"
+#include "model/model.h"
+
+// One layer: its parameters (w_), their gradients (g_), and what its backward needs from the forward.
+// Buffers have room for n = max_B * T tokens. Without training all layers share them, but for qkv and qk, in which
+// generation keeps the keys and values of the positions seen so far.
+typedef struct Block {
+    int moe; // index among the MoE layers, -1: dense
+    const real *w_ln1, *w_qkv, *w_qnorm, *w_knorm, *w_o, *w_ln2, *w_mlp;
+    wide *g_ln1, *g_qkv, *g_qnorm, *g_knorm, *g_o, *g_ln2, *g_mlp;
+    real *x;       // (n,C) input: the residual stream
+    real *n1;      // (n,C) after the first norm
+    real *qkv;     // (n, (NH+2NKV)HS)
+    real *qk;      // (n, (NH+NKV)HS) queries and keys, normalised and rotated
+    real *att;     // (n, NH*HS)
+    real *xmid;    // (n,C) residual stream after attention
+    real *n2;      // (n,C) after the second norm
+    real *gu;      // (n, 2 F_dense), dense layers only
+    wide *rstd1, *rstd2, *qk_rstd; // (n), (n), (n, NH+NKV)
+    wide *lse;     // (max_B,NH,T)
+} Block;
+
+struct Model {
+    Dev *d;
+    Comm *world, *ep, *replicas; // replicas: the ranks of all EP groups that hold the same experts; NULL with one group
+    ModelConfig c;
+    ModelRun run;
+    Params ps;
+    Moe *moe;
+    MoeParams *moe_params;
+    real **expert_tables;        // (MoE layers, R) host: where every rank's experts of a layer lie
+    int n_moe;
+    Block *blocks;               // (L)
+    const real *w_embed, *w_norm, *w_head;
+    wide *g_embed, *g_norm, *g_head;
+    real *x_last, *nf, *d_nf;    // (n,C) after the last layer, its norm, the norm's gradient
+    wide *rstdf;                 // (n)
+    int head_rows;               // rows of logits in memory at once
+    real *logits;                // (head_rows,V)
+    wide *nll;                   // (n)
+    double *nll_sum;             // (1)
+    double *sumsq;               // (2) of all gradients; of this rank's experts'
+    int *tok, *target, *first;   // (n)
+    real *h, *dh;                // (n,F_dense)
+    real *dx, *dn, *d_att, *d_qk, *d_qkv; // gradients of x, n1 or n2, att, qk, qkv
+    real *row;                   // host (V): a row of logits on its way out
+    // the last forward
+    int B, T, masked, trained;
+    MoePass pass;
+    int cached;                  // positions whose keys and values are in qk and qkv, of one sequence
+};
+
+// params.c: the table for this rank's share of experts; then memory; then values.
+void params_build(Params *ps, const ModelConfig *c, int rank, int R);
+void params_alloc(Params *ps, Dev *d, Comm *ep, int training);
+void params_init(Params *ps, Dev *d, const ModelConfig *c, uint64_t seed);
+void params_free(Params *ps);
+
+// skew.c: changes plain initial values so that the routers' choices follow a Zipf law of exponent c->router_skew.
+void skew_init(Params *ps, Dev *d, const ModelConfig *c, uint64_t seed);
+
+// forward.c: layer l for T tokens of each of B sequences that start at position pos: `to` (B*T,C) overwritten, the next layer's
+// input. With pos > 0: B = 1, and qk and qkv hold the positions before.
+void forward_block(Model *m, int l, real *to, int B, int T, int pos, const int *first, MoePass pass);
+#endif

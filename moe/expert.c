@@ -1,0 +1,42 @@
+// SwiGLU feed-forward networks: one (dense layers, shared experts), or one per group of rows (routed experts).
+#include "kernels/check.h"
+#include "moe/internal.h"
+
+void ffn_forward(Dev *d, real *y, real *gu, real *h, const real *add, const real *x, const real *w, int M, int C, int F) {
+    const real *gate_up = w, *down = w + SIZE(2, F, C);
+    dev_linear(d, gu, NULL, x, gate_up, M, 2 * F, C);
+    dev_swiglu(d, h, gu, NULL, NULL, M, F);
+    dev_linear(d, y, add, h, down, M, C, F);
+}
+
+void ffn_backward(Dev *d, real *dx, wide *dw, real *gu, real *h, real *dh, const real *add, const real *dy, const real *x,
+                  const real *w, int M, int C, int F) {
+    const real *gate_up = w, *down = w + SIZE(2, F, C);
+    dev_linear_dx(d, dh, NULL, dy, down, M, C, F);
+    dev_swiglu_bwd(d, gu, h, NULL, dh, gu, NULL, NULL, M, F);
+    dev_linear_dw(d, dw + SIZE(2, F, C), dy, h, M, C, F);
+    dev_linear_dx(d, dx, add, gu, gate_up, M, 2 * F, C);
+    dev_linear_dw(d, dw, gu, x, M, 2 * F, C);
+}
+
+// The routing weight multiplies h, before the down projection: the combine is then a plain sum, and the weight's gradient
+// is known where the expert is.
+void experts_forward(Moe *m, Layer *l) {
+    Dev *d = m->d;
+    const int *off = l->route.off;
+    int C = m->c.C, F = m->c.F;
+    dev_group_linear(d, l->gu, l->rows, l->gate_up, off, m->J, m->M, 2 * F, C);
+    dev_swiglu(d, m->h, l->gu, l->row_weight, off + m->J, m->M, F);
+    dev_group_linear(d, m->rows_out, m->h, l->down, off, m->J, m->M, C, F);
+}
+
+void experts_backward(Moe *m, Layer *l) {
+    Dev *d = m->d;
+    const int *off = l->route.off;
+    int C = m->c.C, F = m->c.F;
+    dev_group_linear_dx(d, m->dh, m->dy_rows, l->down, off, m->J, m->M, C, F);
+    dev_swiglu_bwd(d, l->gu, m->h, m->weight_out, m->dh, l->gu, l->row_weight, off + m->J, m->M, F);
+    dev_group_linear_dw(d, l->d_down, m->dy_rows, m->h, off, m->J, m->M, C, F);
+    dev_group_linear_dx(d, m->rows_out, l->gu, l->gate_up, off, m->J, m->M, 2 * F, C);
+    dev_group_linear_dw(d, l->d_gate_up, l->gu, l->rows, off, m->J, m->M, 2 * F, C);
+}

@@ -1,0 +1,75 @@
+// What the files of moe/ share.
+#ifndef MOE_INTERNAL_H
+#define MOE_INTERNAL_H
+#include "moe/moe.h"
+#include "topoep/route.h"
+
+// What the backward of one layer needs from its forward, and where its peers' memory lies. Device memory, host struct.
+typedef struct Layer {
+    MoeParams p;
+    int *idx;                 // (BT,K) chosen experts
+    wide *weight;             // (BT,K) their weights
+    wide *logits, *prob, *lse; // (BT,E), (BT,E), (BT)
+    wide *f;                  // (groups,E) share of pairs the balance loss holds constant
+    int groups;               // of tokens, over which the balance loss takes f and P
+    int *bad;                 // 1 + first token with a NaN score, 0 = none
+    int64_t *seen;            // (E) pairs chosen in this step by this rank's tokens, before drops
+    double *losses;           // [2] sum over tokens of balance loss and lse^2
+    Plan plan;                // slot table and quotas of the last pass
+    Route route;
+    real *rows;               // (M,C) received inputs, in this layer's slice of the window
+    wide *row_weight;         // (M)
+    real *const *rows_at;     // device table (R+1): rows of every rank of this node, then staging
+    wide *const *weight_at;   // the same for row_weight
+    real *gu;                 // (M,2F)
+    real *shared_gu;          // (BT,2*shared)
+    const real *const *gate_up, *const *down; // device tables (J): the groups' weights, home then slots
+    wide *const *d_gate_up, *const *d_down;   // and where their gradients accumulate
+    const real *const *blocks_at;             // device table (2R): home experts of every rank, then slots of every rank
+} Layer;
+
+struct Moe {
+    Dev *d;
+    Comm *ep, *world;
+    MoeConfig c;
+    int R, N, me, H, J, M;
+    size_t unit;              // elements of an expert
+    Layer *layer;
+    int *count, *seen, *ord;  // (E), (E), (BT,K)
+    wide *p;                  // (groups,E) mean scores
+    int64_t *seen_all;        // (E) of the world so far, for the global scope
+    int *demand;              // (micros+1,layers,R,E); the last: passes that are not counted
+    PlanInfo *info;           // (micros+1,layers)
+    void *plan_work, *route_work;
+    real *stage;              // (BT*K,C) rows on their way to or from other nodes
+    wide *stage_weight;       // (BT*K)
+    real *dy_rows;            // (M,C) window: received output gradients
+    real *const *dy_rows_at;  // device table (R+1)
+    real *rows_out;           // (M,C) window: what goes back: outputs, or input gradients
+    const real *const *rows_out_at;
+    wide *weight_out;         // (M) window: gradients of the routing weights
+    const wide *const *weight_out_at;
+    real *slots;              // (S, unit) window: weights of the copies
+    wide *d_slots;            // (S, unit) window: their gradients
+    wide *d_stage;            // (H*(N-1), unit) gradients of copies on other nodes, on their way home
+    const wide *const *d_slots_at; // device table (R+1), staging last
+    real *h, *dh;             // (M,F)
+    real *shared_h, *shared_dh; // (BT, shared)
+    wide *dweight, *dlogits;  // (BT,K), (BT,E)
+    PlanInfo *info_host;      // (micros,layers)
+    int64_t *seen_host;       // (layers,E) of the world, as the last moe_stats summed them
+    int64_t *seen_dev;        // (layers,E) all layers' seen
+    double *losses_dev;       // (layers,2) all layers' losses
+    int *bad_dev;             // (layers)
+};
+
+// moe/router.c
+void router_forward(Moe *m, Layer *l, const real *x, int B, int T, MoePass pass);
+void router_backward(Moe *m, Layer *l, real *dx, const real *x, int B, int T, MoePass pass);
+// moe/expert.c: the J groups of rows in the receive buffer
+void experts_forward(Moe *m, Layer *l);
+void experts_backward(Moe *m, Layer *l);
+// moe/copies.c
+void copies_fetch(Moe *m, Layer *l);   // weights of the plan's copies into the slots
+void copies_return(Moe *m, Layer *l);  // their gradients to the home experts
+#endif

@@ -1,0 +1,296 @@
+#include "tests/common/comm_cases.h"
+#include "kernels/check.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+// The ranks cannot go on after a failure of one: it ends them all.
+#define EXPECT(cond, ...)                                                                                            \
+    do {                                                                                                             \
+        if (!(cond)) {                                                                                               \
+            char what[512];                                                                                          \
+            snprintf(what, sizeof what, __VA_ARGS__);                                                                \
+            die(1, __FILE__, __LINE__, "of %d (N %d, G %d): %s", comm_info(c)->size, comm_info(c)->N, comm_info(c)->G, what); \
+        }                                                                                                            \
+    } while (0)
+
+// Murmur3's finaliser over two words: every rank knows what the others hold
+static uint64_t mix(uint64_t a, uint64_t b) {
+    uint64_t h = a * 0x9E3779B97F4A7C15ull + b;
+    h = (h ^ h >> 33) * 0xFF51AFD7ED558CCDull;
+    h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53ull;
+    return h ^ h >> 33;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void dawdle(uint64_t h) { // so that ranks arrive in many orders
+    if (h % 4 == 0) usleep((useconds_t)(h / 4 % 200));
+}
+
+static void case_info(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    EXPECT(i->size == i->N * i->G && i->rank >= 0 && i->rank < i->size && i->node == i->rank / i->G, "node %d", i->node);
+    EXPECT(i->local_ranks >= i->G && i->name[0], "local ranks %d", i->local_ranks);
+}
+
+static void case_allgather(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    static const size_t sizes[] = {0, 1, 7, 64, 1000, 8191, 8192, 8193, 65536, 70001, 200003};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t n = sizes[k], all = n * (size_t)i->size;
+        unsigned char *in = host_alloc(n), *out = host_alloc(all + 1);
+        for (size_t j = 0; j < n; j++) in[j] = (unsigned char)mix((uint64_t)i->rank * 100 + k, j);
+        memset(out, 0xEE, all + 1);
+        dawdle(mix((uint64_t)i->rank, k));
+        comm_allgather(c, out, in, n);
+        for (size_t j = 0; j < all; j++)
+            EXPECT(out[j] == (unsigned char)mix(j / n * 100 + k, j % n), "all-gather of %zu: byte %zu is %d", n, j, out[j]);
+        EXPECT(out[all] == 0xEE, "all-gather of %zu writes past its end", n);
+        free(in), free(out);
+    }
+    for (int k = 0; k < 300; k++) { // slots in turn: a slow reader must still find its blocks
+        int *out = host_alloc(SIZE(i->size, sizeof *out)), in = k * 1000 + i->rank;
+        comm_allgather(c, out, &in, sizeof in);
+        dawdle(mix((uint64_t)i->rank, (uint64_t)k));
+        for (int r = 0; r < i->size; r++) EXPECT(out[r] == k * 1000 + r, "all-gather %d: rank %d gave %d", k, r, out[r]);
+        free(out);
+    }
+}
+
+// Element j of rank r in a sum: of mixed size and sign, so that another order of the ranks gives other bits
+static wide value(int r, size_t j) {
+    uint64_t h = mix((uint64_t)r + 17, j);
+    return (wide)ldexp((double)(int64_t)h, (int)(h % 20) - 70);
+}
+
+static void case_sum(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    static const size_t sizes[] = {0, 1, 15, 16, 17, 63, 64, 65, 1000, 65535, 65536, 65537, 200005, 333333};
+    int order_matters = 0;
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t n = sizes[k];
+        wide *x = host_alloc((n + 1) * sizeof *x);
+        for (size_t j = 0; j < n; j++) x[j] = value(i->rank, j + k);
+        x[n] = 123;
+        dawdle(mix((uint64_t)i->rank, k));
+        comm_sum(c, x, n);
+        for (size_t j = 0; j < n; j++) {
+            wide up = value(0, j + k), down = value(i->size - 1, j + k);
+            for (int r = 1; r < i->size; r++) up += value(r, j + k), down += value(i->size - 1 - r, j + k);
+            EXPECT(memcmp(&up, &x[j], sizeof up) == 0, "sum of %zu: element %zu is %.17g, in rank order %.17g", n, j, (double)x[j], (double)up);
+            order_matters |= up != down;
+        }
+        EXPECT(x[n] == 123, "sum of %zu writes past its end", n);
+        free(x);
+    }
+    EXPECT(order_matters == (i->size > 2), "the sums do not tell the order of the ranks"); // or the test could not fail
+}
+
+static void case_small(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    for (int n = 0; n < 40; n = n * 2 + 1) {
+        double *s = host_alloc(40 * sizeof *s), *m = host_alloc(40 * sizeof *m);
+        int64_t *k = host_alloc(40 * sizeof *k);
+        for (int j = 0; j < n; j++) {
+            s[j] = (double)value(i->rank, (size_t)j) * 1e10;
+            m[j] = (double)value(i->rank, (size_t)j);
+            k[j] = (int64_t)(mix((uint64_t)i->rank, (uint64_t)j) >> 5) - ((int64_t)1 << 58);
+        }
+        comm_sum_double(c, s, n);
+        comm_max_double(c, m, n);
+        comm_sum_int64(c, k, n);
+        for (int j = 0; j < n; j++) {
+            double sum = 0, max = -INFINITY;
+            int64_t count = 0;
+            for (int r = 0; r < i->size; r++) {
+                double v = (double)value(r, (size_t)j);
+                sum = r ? sum + v * 1e10 : v * 1e10;
+                max = v > max ? v : max;
+                count += (int64_t)(mix((uint64_t)r, (uint64_t)j) >> 5) - ((int64_t)1 << 58);
+            }
+            EXPECT(s[j] == sum && m[j] == max && k[j] == count, "%d numbers: sum %.17g for %.17g, max %g for %g, count %lld for %lld", n, s[j],
+                   sum, m[j], max, (long long)k[j], (long long)count);
+        }
+        free(s), free(m), free(k);
+    }
+    double x[2] = {i->rank == i->size - 1 ? NAN : 1, -5 - i->rank};
+    comm_max_double(c, x, 2);
+    EXPECT(isnan(x[0]) && x[1] == -5, "maximum with a NaN %g, of negative numbers %g", x[0], x[1]);
+}
+
+static void case_bcast(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    static const size_t sizes[] = {0, 1, 1000, 1 << 20};
+    for (int root = 0; root < i->size; root++)
+        for (size_t k = 0; k < 4; k++) {
+            unsigned char *x = host_alloc(sizes[k] + 1);
+            for (size_t j = 0; j < sizes[k]; j++) x[j] = (unsigned char)mix((uint64_t)i->rank, j);
+            x[sizes[k]] = 0xEE;
+            comm_bcast(c, x, sizes[k], root);
+            for (size_t j = 0; j < sizes[k]; j++) EXPECT(x[j] == (unsigned char)mix((uint64_t)root, j), "broadcast from %d: byte %zu", root, j);
+            EXPECT(x[sizes[k]] == 0xEE, "broadcast writes past its end");
+            free(x);
+        }
+}
+
+static long resident_pages(void) {
+    long size, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f || fscanf(f, "%ld %ld", &size, &resident) != 2) resident = -1;
+    if (f) fclose(f);
+    return resident;
+}
+
+static void case_window(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    size_t words = 3000;
+    uint64_t **w = (uint64_t **)comm_window(c, words * 8, "test");
+    for (int r = 0; r < i->size; r++) {
+        EXPECT((w[r] != NULL) == (r / i->G == i->node), "window of rank %d is %p", r, (void *)w[r]);
+        if (!w[r]) continue;
+        EXPECT((uintptr_t)w[r] % 4096 == 0, "window of rank %d at %p", r, (void *)w[r]);
+    }
+    for (size_t j = 0; j < words; j++) EXPECT(w[i->rank][j] == 0, "a new window holds %llu at %zu", (unsigned long long)w[i->rank][j], j);
+    comm_node_barrier(c);
+    for (int round = 0; round < 50; round++) { // all write own words, then into their peers', then all is read
+        for (size_t j = 100; j < words; j++) w[i->rank][j] = mix((uint64_t)(i->rank * 1000 + round), j);
+        for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) w[r][i->rank] = mix((uint64_t)(r * 77 + round), (uint64_t)i->rank);
+        dawdle(mix((uint64_t)i->rank, (uint64_t)round));
+        comm_node_barrier(c);
+        for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) {
+            for (size_t j = 100; j < words; j += 1 + (size_t)round)
+                EXPECT(w[r][j] == mix((uint64_t)(r * 1000 + round), j), "round %d: word %zu of rank %d", round, j, r);
+            EXPECT(w[i->rank][r] == mix((uint64_t)(i->rank * 77 + round), (uint64_t)r), "round %d: rank %d's word is not here", round, r);
+        }
+        comm_node_barrier(c);
+    }
+    size_t huge = (size_t)16 << 30; // untouched pages cost nothing
+    long before = resident_pages();
+    char **h = (char **)comm_window(c, huge, "huge");
+    h[i->rank][huge - 1] = (char)(i->rank + 1);
+    comm_node_barrier(c);
+    for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) EXPECT(h[r][huge - 1] == r + 1, "end of rank %d's huge window", r);
+    EXPECT(resident_pages() - before < 32 << 8, "a window of 16 GiB costs %ld pages", resident_pages() - before); // 32 MiB
+    void **empty = comm_window(c, 0, "empty");
+    EXPECT(empty[i->rank], "an empty window has no address");
+}
+
+static void case_barrier(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    double *all = host_alloc(SIZE(2, i->size, sizeof *all));
+    for (int k = 0; k < 60; k++) {
+        dawdle(mix((uint64_t)i->rank, (uint64_t)k) & ~3ull);
+        double t[2] = {now()};
+        comm_barrier(c);
+        t[1] = now();
+        comm_allgather(c, all, t, sizeof t);
+        for (int r = 0; r < i->size; r++) EXPECT(all[2 * r] <= t[1], "left barrier %d before rank %d came", k, r);
+    }
+    free(all);
+}
+
+// ---- rows ------------------------------------------------------------------------------------------------------------
+enum { ROWS = 4000, MAX_SEGS = 4096 };
+
+// Segments from a to b of call k: how many, how long; every third call is empty but for rank 0's
+static int n_segs(int k, int a, int b) { return k % 3 == 2 && a ? 0 : (int)(mix((uint64_t)(k * 64 + a), (uint64_t)b) % 4); }
+static int seg_rows(int k, int a, int b, int s, int size) {
+    uint64_t h = mix((uint64_t)((k * 64 + a) * 64 + b), (uint64_t)s + 5);
+    return k == 7 ? (int)(h % (uint64_t)(ROWS / 4 / size)) : h % 5 == 0 ? 0 : (int)(h / 5 % 20);
+}
+static unsigned char payload(int a, int row, size_t j) { return (unsigned char)mix((uint64_t)a * 100000 + (uint64_t)row, j); }
+
+static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
+    const CommInfo *i = comm_info(c);
+    unsigned char *from = host_alloc(ROWS * row_bytes), *to = host_alloc(ROWS * row_bytes);
+    RowSeg *send = host_alloc(MAX_SEGS * sizeof *send), *recv = host_alloc(MAX_SEGS * sizeof *recv);
+    int *origin = host_alloc(ROWS * sizeof *origin), n_send = 0, n_recv = 0, at = 0;
+    for (int r = 0; r < ROWS; r++) {
+        origin[r] = -1;
+        for (size_t j = 0; j < row_bytes; j++) from[(size_t)r * row_bytes + j] = payload(i->rank, r, j);
+    }
+    memset(to, 0xEE, ROWS * row_bytes);
+    for (int s = 0; s < 4; s++) // peers in turn, so that segments of one pair do not stand together
+        for (int d = 0; d < i->size; d++) {
+            int out = (i->rank + d) % i->size, in = (i->rank + k * d) % i->size, n;
+            if (k * (i->size - 1) % i->size == 0 || i->size % 2 == 0) in = d; // k*d would not reach all ranks
+            if (s < n_segs(k, i->rank, out)) {
+                n = seg_rows(k, i->rank, out, s, i->size);
+                send[n_send++] = (RowSeg){out, (int)(mix((uint64_t)(k + out), (uint64_t)s) % (uint64_t)(ROWS - n)), n};
+                if (out != i->rank) *sent += (uint64_t)n * row_bytes;
+            }
+            if (s < n_segs(k, in, i->rank)) {
+                n = seg_rows(k, in, i->rank, s, i->size);
+                int row = (int)(mix((uint64_t)(k + i->rank), (uint64_t)s) % (uint64_t)(ROWS - n));
+                for (int r = 0; r < n; r++) origin[at + r] = in * 10000 + row + r;
+                recv[n_recv++] = (RowSeg){in, at, n};
+                at += n + 1; // a row between segments stays as it is
+            }
+        }
+    dawdle(mix((uint64_t)i->rank, (uint64_t)k));
+    comm_rows(c, to, recv, &n_recv, from, send, &n_send, row_bytes);
+    for (int r = 0; r < ROWS; r++)
+        for (size_t j = 0; j < row_bytes; j++) {
+            unsigned char expected = origin[r] < 0 ? 0xEE : payload(origin[r] / 10000, origin[r] % 10000, j);
+            EXPECT(to[(size_t)r * row_bytes + j] == expected, "rows, call %d: row %d byte %zu (from rank %d row %d)", k, r, j,
+                   origin[r] / 10000, origin[r] % 10000);
+        }
+    EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent, (unsigned long long)comm_bytes_sent(c));
+    free(from), free(to), free(send), free(recv), free(origin);
+}
+
+static void case_rows(Comm *c) {
+    static const size_t sizes[] = {4, 12, 64, 516, 1, 4, 12, 260, 512, 4};
+    uint64_t sent = comm_bytes_sent(c);
+    for (int k = 0; k < 10; k++)
+        rows_call(c, k, sizes[k], &sent);
+    int zero = 0; // nobody has anything
+    comm_rows(c, NULL, NULL, &zero, NULL, NULL, &zero, 512);
+    EXPECT(comm_bytes_sent(c) == sent, "nothing was sent and %llu bytes counted", (unsigned long long)(comm_bytes_sent(c) - sent));
+}
+
+void comm_cases(Comm *c) {
+    case_info(c);
+    case_allgather(c);
+    case_sum(c);
+    case_small(c);
+    case_bcast(c);
+    case_window(c);
+    case_barrier(c);
+    case_rows(c);
+}
+
+static void check_group(Comm *c, int first, int step, int world_G) {
+    const CommInfo *i = comm_info(c);
+    int own = first + i->rank * step, *all = host_alloc(SIZE(i->size, sizeof own));
+    comm_allgather(c, all, &own, sizeof own);
+    for (int r = 0; r < i->size; r++) {
+        EXPECT(all[r] == first + r * step, "member %d is rank %d", r, all[r]);
+        EXPECT((all[r] / world_G == own / world_G) == (r / i->G == i->node), "member %d, rank %d, counts to the wrong node", r, all[r]);
+    }
+    free(all);
+    comm_cases(c);
+}
+
+void comm_group_cases(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    for (int n = 1; n <= i->size; n++) {
+        if (i->size % n || (i->G % n && n % i->G)) continue;
+        Comm *block = comm_block(c, n), *stride = comm_stride(c, n);
+        EXPECT(comm_info(block)->size == n && comm_info(stride)->size == i->size / n, "groups of %d and %d ranks", n, i->size / n);
+        EXPECT(comm_info(block)->rank == i->rank % n && comm_info(stride)->rank == i->rank / n, "groups' ranks");
+        check_group(block, i->rank / n * n, 1, i->G);
+        check_group(stride, i->rank % n, n, i->G);
+        comm_barrier(c);
+        comm_free(stride);
+        comm_free(block);
+    }
+}

@@ -1,0 +1,546 @@
+// The small ops against naive oracles, finite differences and themselves on other numbers of threads.
+// Bounds count roundings: n * REAL_EPS * (sum of the terms' magnitudes), n from the longest chain of operations. A sum
+// over n elements in 16 lanes has a chain of n/16 + 16.
+#include "kernels/check.h"
+#include "kernels/cpu/vmath.h"
+#include "kernels/rng.h"
+#include "tests/common/child.h"
+#include "tests/common/lab.h"
+#include "tests/ref/ops_ref.h"
+#include <limits.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define RUN(body, table) lab_threads(body, table, sizeof(table) / sizeof((table)[0]))
+#define H 1e-3 // step of the finite differences, for values of order 1
+
+static double chain(int n) { return n / 16.0 + 20; } // roundings of a sum over n
+
+// ---- embedding -------------------------------------------------------------------------------------------------------
+static void embed(Lab *l, const int *dim) {
+    int BT = dim[0], C = dim[1], V = dim[2];
+    size_t n = SIZE(BT, C), nw = SIZE(V, C);
+    double *w = lab_random(l, nw, -1, 1), *want = lab_zeros(l, n);
+    int *tok = lab_ints(l, BT, V);
+    for (size_t i = 0; i < n; i++) want[i] = w[tok[i / C] * C + i % C];
+    real *y = lab_real(l, NULL, n);
+    int *dev_tok = lab_int(l, tok, BT);
+    dev_embed(l->d, y, lab_real(l, w, nw), dev_tok, BT, C);
+    lab_equal("embed", lab_get(l, y, n), want, n);
+
+    double *dy = lab_random(l, n, -1, 1), *dw = lab_random(l, nw, -1, 1), *bound = lab_zeros(l, nw);
+    wide *dev_dw = lab_wide(l, dw, nw);
+    dev_embed_bwd(l->d, dev_dw, lab_real(l, dy, n), dev_tok, BT, C);
+    for (size_t i = 0; i < nw; i++) bound[i] = fabs(dw[i]);
+    for (size_t i = 0; i < n; i++) {
+        dw[tok[i / C] * C + i % C] += dy[i];
+        bound[tok[i / C] * C + i % C] += fabs(dy[i]);
+    }
+    for (size_t i = 0; i < nw; i++) bound[i] *= REAL_EPS * (BT + 1);
+    lab_close_to("embed dw", lab_get_wide(l, dev_dw, nw), dw, bound, nw);
+}
+
+static void test_embed(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{0, 5, 3}, {1, 1, 1}, {7, 3, 2}, {13, 16, 5}, {65, 33, 257}, {301, 128, 31}, {40, 513, 3}};
+    RUN(embed, dims);
+}
+
+// ---- RMS norm --------------------------------------------------------------------------------------------------------
+typedef struct Norm {
+    double *x, *w, *dy, *y, *rstd, eps;
+    int M, C;
+} Norm;
+
+static double norm_loss(const void *ctx) {
+    const Norm *n = ctx;
+    ref_rmsnorm(n->y, n->rstd, n->x, n->w, n->M, n->C, n->eps);
+    long double sum = 0;
+    for (int i = 0; i < n->M * n->C; i++) sum += (long double)n->y[i] * n->dy[i];
+    return (double)sum;
+}
+
+static Norm norm_make(Lab *l, const int *dim) {
+    int M = dim[0], C = dim[1];
+    size_t n = SIZE(M, C);
+    return (Norm){.x = lab_random(l, n, -2, 2), .w = lab_random(l, C, -1, 2), .dy = lab_random(l, n, -1, 1), .y = lab_zeros(l, n),
+                  .rstd = lab_zeros(l, M), .eps = (real)1e-6, .M = M, .C = C};
+}
+
+static void rmsnorm(Lab *l, const int *dim) {
+    Norm o = norm_make(l, dim);
+    int M = o.M, C = o.C;
+    size_t n = SIZE(M, C);
+    if (dim[2])
+        for (int c = 0; c < C; c++) o.x[c] = 0; // a row of zeros: eps alone
+    ref_rmsnorm(o.y, o.rstd, o.x, o.w, M, C, o.eps);
+    real *y = lab_real(l, NULL, n);
+    wide *rstd = lab_wide(l, NULL, M);
+    dev_rmsnorm(l->d, y, rstd, lab_real(l, o.x, n), lab_real(l, o.w, C), M, C, (wide)o.eps);
+    double *by = lab_zeros(l, n), *br = lab_zeros(l, M);
+    for (int m = 0; m < M; m++) br[m] = o.rstd[m] * REAL_EPS * chain(C);
+    for (size_t i = 0; i < n; i++) by[i] = fabs(o.y[i]) * REAL_EPS * (chain(C) + 2);
+    lab_close_to("rmsnorm rstd", lab_get_wide(l, rstd, M), o.rstd, br, M);
+    lab_close_to("rmsnorm y", lab_get(l, y, n), o.y, by, n);
+}
+
+// dims: M, C, with add, in place; every `stride`-th element by finite differences, so that large shapes stay cheap
+static void rmsnorm_bwd(Lab *l, const int *dim) {
+    Norm o = norm_make(l, dim);
+    int M = o.M, C = o.C;
+    size_t n = SIZE(M, C), stride = n / 150 + 1;
+    double *add = lab_random(l, n, -1, 1), *dw0 = lab_random(l, C, -1, 1);
+    ref_rmsnorm(o.y, o.rstd, o.x, o.w, M, C, o.eps);
+    real *dev_add = lab_real(l, add, n), *dx = dim[3] ? dev_add : lab_real(l, NULL, n);
+    wide *dw = lab_wide(l, dw0, C);
+    dev_rmsnorm_bwd(l->d, dx, dw, dim[2] ? dev_add : NULL, lab_real(l, o.dy, n), lab_real(l, o.x, n), lab_real(l, o.w, C),
+                    lab_wide(l, o.rstd, M), M, C);
+    double *got = lab_get(l, dx, n), *got_w = lab_get_wide(l, dw, C);
+    for (size_t i = 0; i < n; i += stride) {
+        Norm row = o; // the loss of one row: the others do not depend on it
+        int m = (int)(i / C);
+        row.x += m * C, row.dy += m * C, row.M = 1;
+        double dot = 0, r = o.rstd[m], want = lab_slope(norm_loss, &row, &o.x[i], H / 4);
+        for (int c = 0; c < C; c++) dot += fabs(row.dy[c] * o.w[c] * row.x[c]);
+        ref_rmsnorm(o.y, o.rstd, o.x, o.w, M, C, o.eps);
+        double size = fabs(o.dy[i] * o.w[i % C] * r) + fabs(o.x[i]) * dot / C * r * r * r, a = dim[2] ? add[i] : 0;
+        want += a;
+        double bound = REAL_EPS * (fabs(a) + size * (chain(C) + 8)) + FD_ERR * (size + r + dot * r * r * r);
+        lab_close_to("rmsnorm dx", &got[i], &want, &bound, 1);
+    }
+    for (int c = 0; c < C; c += (int)(stride > 8 ? 8 : stride)) {
+        double want = dw0[c] + lab_slope(norm_loss, &o, &o.w[c], H), size = fabs(dw0[c]);
+        ref_rmsnorm(o.y, o.rstd, o.x, o.w, M, C, o.eps);
+        for (int m = 0; m < M; m++) size += fabs(o.dy[m * C + c] * o.x[m * C + c] * o.rstd[m]);
+        double bound = REAL_EPS * size * (M + 4) + FD_ERR * (size + n);
+        lab_close_to("rmsnorm dw", &got_w[c], &want, &bound, 1);
+    }
+}
+
+static void test_rmsnorm(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{0, 4}, {1, 1}, {3, 1}, {1, 17}, {5, 15, 1}, {7, 16}, {4, 33}, {9, 128}, {67, 300}, {3, 2049}};
+    RUN(rmsnorm, dims);
+    static const int bwd[][LAB_DIMS] = {{0, 4},     {1, 1},         {3, 1, 1},     {1, 17, 1, 1}, {5, 15},
+                                        {7, 16, 1}, {4, 33, 1, 1}, {400, 67, 1, 1}, {40, 530}};
+    RUN(rmsnorm_bwd, bwd);
+}
+
+// ---- SwiGLU ----------------------------------------------------------------------------------------------------------
+typedef struct Gate {
+    double gu[2], rw, dh;
+} Gate;
+
+static double gate_loss(const void *ctx) {
+    const Gate *g = ctx;
+    double h;
+    ref_swiglu(&h, g->gu, &g->rw, 1, 1);
+    return h * g->dh;
+}
+
+// dims: rows, room, F, with weights (2: dgu in place)
+static void swiglu(Lab *l, const int *dim) {
+    int rows = dim[0], M = dim[1], F = dim[2];
+    size_t n = SIZE(rows, F), room = SIZE(M, F);
+    double *gu = lab_random(l, 2 * room, -4, 4), *rw = lab_random(l, M, 0, 1), *dh = lab_random(l, room, -1, 1);
+    double *want = lab_zeros(l, n), *bound = lab_zeros(l, n), *want_rw = lab_zeros(l, M), *bound_rw = lab_zeros(l, M);
+    if (n > 2) gu[0] = -100, gu[1] = 100, gu[2] = 0; // where exp overflows, or nearly; and 0
+    ref_swiglu(want, gu, dim[3] ? rw : NULL, rows, F);
+    for (size_t i = 0; i < n; i++) bound[i] = 8 * REAL_EPS * fabs(want[i]) + REAL_TINY;
+    int *n_rows = rows < M || dim[3] ? lab_int(l, &rows, 1) : NULL;
+    wide *dev_rw = dim[3] ? lab_wide(l, rw, M) : NULL;
+    real *dev_gu = lab_real(l, gu, 2 * room), *h = lab_real(l, NULL, room), *h2 = lab_real(l, NULL, room);
+    dev_swiglu(l->d, h, dev_gu, dev_rw, n_rows, M, F);
+    lab_close_to("swiglu h", lab_get(l, h, room), want, bound, n);
+    lab_poisoned("swiglu h", lab_get(l, h, room) + n, room - n);
+
+    real *dgu = dim[3] == 2 ? dev_gu : lab_real(l, NULL, 2 * room);
+    wide *drw = dim[3] ? lab_wide(l, NULL, M) : NULL;
+    dev_swiglu_bwd(l->d, dgu, h2, drw, lab_real(l, dh, room), dev_gu, dev_rw, n_rows, M, F);
+    lab_close_to("swiglu_bwd h", lab_get(l, h2, room), want, bound, n);
+    lab_poisoned("swiglu_bwd h", lab_get(l, h2, room) + n, room - n);
+    double *got = lab_get(l, dgu, 2 * room);
+    if (dim[3] != 2) lab_poisoned("swiglu_bwd dgu", got + 2 * n, 2 * (room - n));
+    for (int m = 0; m < rows; m++)
+        for (int f = 0; f < F; f++) {
+            size_t i = (size_t)m * F + f, ig = (size_t)m * 2 * F + f;
+            Gate g = {{gu[ig], gu[ig + F]}, dim[3] ? rw[m] : 1, dh[i]};
+            double want_g = lab_slope(gate_loss, &g, &g.gu[0], H), want_u = lab_slope(gate_loss, &g, &g.gu[1], H);
+            double size_u = fabs(g.dh * g.rw * g.gu[0]), size_g = fabs(g.dh * g.rw * g.gu[1]) * (1 + fabs(g.gu[0]));
+            double bound_g = (10 * REAL_EPS + FD_ERR) * size_g + REAL_TINY, bound_u = (10 * REAL_EPS + FD_ERR) * size_u + REAL_TINY;
+            lab_close_to("swiglu dg", &got[ig], &want_g, &bound_g, 1);
+            lab_close_to("swiglu du", &got[ig + F], &want_u, &bound_u, 1);
+            want_rw[m] += lab_slope(gate_loss, &g, &g.rw, H);
+            bound_rw[m] += (REAL_EPS * (chain(F) + 8) + FD_ERR) * fabs(g.dh * g.gu[0] * g.gu[1]);
+        }
+    if (!drw) return;
+    double *got_rw = lab_get_wide(l, drw, M);
+    lab_close_to("swiglu drw", got_rw, want_rw, bound_rw, rows);
+    lab_poisoned("swiglu drw", got_rw + rows, M - rows);
+}
+
+static void test_swiglu(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{0, 0, 3, 0},  {0, 7, 3, 1},    {1, 1, 1, 0},     {1, 4, 1, 1},  {5, 9, 7, 2},
+                                         {3, 3, 16, 0}, {17, 30, 33, 2}, {31, 40, 257, 1}, {12, 12, 1000, 2}};
+    RUN(swiglu, dims);
+}
+
+static void too_many_rows(void *arg) {
+    (void)arg;
+    Lab *l = lab_open(1);
+    int rows = 5;
+    double x[16] = {0};
+    dev_swiglu(l->d, lab_real(l, x, 8), lab_real(l, x, 16), NULL, lab_int(l, &rows, 1), 4, 2);
+}
+
+static void test_rows_past_the_room_are_refused(void **state) {
+    (void)state;
+    assert_int_equal(child_call(too_many_rows, NULL).status, STATUS_DEVICE);
+}
+
+// ---- rows between ranks ----------------------------------------------------------------------------------------------
+// dims: BT, K, C, peers. A third of the pairs is dropped; the rest lies on rows of its own, as a plan would have it.
+static void rows(Lab *l, const int *dim) {
+    int BT = dim[0], K = dim[1], C = dim[2], P = dim[3], M = BT * K + 3;
+    size_t pairs = SIZE(BT, K), nx = SIZE(BT, C), nd = SIZE(P, M, C);
+    int *peer = lab_ints(l, pairs, P), *row = lab_ints(l, pairs, 3), next[8] = {0};
+    for (size_t p = 0; p < pairs; p++) row[p] = row[p] == 0 ? -1 : next[peer[p]]++ * 2 % (M - 1 + M % 2);
+    double *x = lab_random(l, nx, -1, 1), *w = lab_random(l, pairs, 0, 1);
+    double *dst = lab_zeros(l, nd), *wdst = lab_zeros(l, SIZE(P, M));
+    for (size_t i = 0; i < nd; i++) dst[i] = NAN;
+    for (int i = 0; i < P * M; i++) wdst[i] = NAN;
+    ref_scatter(dst, wdst, x, w, peer, row, BT, K, M, C);
+    real *to[8], *plain[8];
+    wide *wto[8];
+    for (int i = 0; i < P; i++) {
+        to[i] = lab_real(l, NULL, SIZE(M, C));
+        plain[i] = lab_real(l, NULL, SIZE(M, C));
+        wto[i] = lab_wide(l, NULL, M);
+    }
+    void *dev_to = lab_bytes(l, to, sizeof to), *dev_wto = lab_bytes(l, wto, sizeof wto);
+    real *dev_x = lab_real(l, x, nx);
+    int *dev_peer = lab_int(l, peer, pairs), *dev_row = lab_int(l, row, pairs);
+    dev_scatter_rows(l->d, dev_to, dev_wto, dev_x, lab_wide(l, w, pairs), dev_peer, dev_row, BT, K, C);
+    dev_scatter_rows(l->d, lab_bytes(l, plain, sizeof plain), NULL, dev_x, NULL, dev_peer, dev_row, BT, K, C);
+    for (int i = 0; i < P; i++) {
+        double *got = lab_get(l, to[i], SIZE(M, C)), *got_plain = lab_get(l, plain[i], SIZE(M, C));
+        double *got_w = lab_get_wide(l, wto[i], M);
+        for (int r = 0; r < M; r++) {
+            const double *want = dst + SIZE(i * M + r, C);
+            if (isnan(wdst[i * M + r])) { // a row that no pair was sent to
+                lab_poisoned("scatter row", got + r * C, C);
+                lab_poisoned("scatter row", got_plain + r * C, C);
+                lab_poisoned("scatter weight", got_w + r, 1);
+                continue;
+            }
+            lab_equal("scatter row", got + r * C, want, C);
+            lab_equal("scatter row", got_plain + r * C, want, C);
+            lab_equal("scatter weight", got_w + r, &wdst[i * M + r], 1);
+        }
+    }
+    // The rows lie there now as a combine finds them, poison between them.
+    double *add = lab_random(l, nx, -1, 1), *want = lab_zeros(l, nx), *want_w = lab_zeros(l, pairs), *bound = lab_zeros(l, nx);
+    for (int with_add = 0; with_add < 3; with_add++) { // none, apart, in place
+        real *dev_add = lab_real(l, add, nx), *y = with_add == 2 ? dev_add : lab_real(l, NULL, nx);
+        wide *dw = with_add == 1 ? NULL : lab_wide(l, NULL, pairs);
+        dev_gather_rows(l->d, y, dw, with_add ? dev_add : NULL, dev_to, dev_wto, dev_peer, dev_row, BT, K, C);
+        ref_gather(want, want_w, with_add ? add : NULL, dst, wdst, peer, row, BT, K, M, C);
+        for (size_t i = 0; i < nx; i++) bound[i] = REAL_EPS * (K + 1) * (fabs(add[i]) + K * fabs(x[i]));
+        lab_close_to("gather y", lab_get(l, y, nx), want, bound, nx);
+        if (dw) lab_equal("gather dw", lab_get_wide(l, dw, pairs), want_w, pairs);
+    }
+}
+
+static void test_rows(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{0, 2, 5, 1}, {1, 1, 1, 1}, {9, 3, 7, 2}, {33, 8, 64, 4}, {70, 2, 129, 3}, {5, 6, 1000, 8}};
+    RUN(rows, dims);
+}
+
+// ---- whole arrays ----------------------------------------------------------------------------------------------------
+static void arrays(Lab *l, const int *dim) {
+    size_t n = dim[0];
+    double *x = lab_random(l, n, -1, 1), *y = lab_random(l, n, -1, 1), *want = lab_zeros(l, n);
+    wide *dx = lab_wide(l, x, n), *dy = lab_wide(l, y, n), *dz = lab_wide(l, NULL, n);
+    dev_add(l->d, dx, dy, n);
+    for (size_t i = 0; i < n; i++) want[i] = (wide)((wide)x[i] + (wide)y[i]);
+    lab_equal("add", lab_get_wide(l, dx, n), want, n);
+    lab_equal("add's y", lab_get_wide(l, dy, n), y, n);
+    dev_copy(l->d, dz, dx, n * sizeof(wide));
+    lab_equal("copy", lab_get_wide(l, dz, n), want, n);
+    if (n > 2) dev_zero(l->d, dz + 1, (n - 2) * sizeof(wide));
+    for (size_t i = 1; i + 1 < n; i++) want[i] = 0;
+    lab_equal("zero", lab_get_wide(l, dz, n), want, n);
+    real *f = lab_real(l, NULL, n);
+    dev_fill(l->d, f, n, 0.3);
+    for (size_t i = 0; i < n; i++) want[i] = (real)0.3;
+    lab_equal("fill", lab_get(l, f, n), want, n);
+
+    // A tensor of n numbers, and its tail from `cut` on made by another owner
+    size_t cut = n / 3;
+    real *whole = lab_real(l, NULL, n), *tail = lab_real(l, NULL, n - cut);
+    dev_init_normal(l->d, whole, n, 7, 9, 1000, 0.02);
+    dev_init_normal(l->d, tail, n - cut, 7, 9, 1000 + cut, 0.02);
+    for (size_t i = 0; i < n; i++) want[i] = (real)(0.02 * rng_normal(7, 9, 1000 + i));
+    lab_equal("init_normal", lab_get(l, whole, n), want, n);
+    lab_equal("init_normal's tail", lab_get(l, tail, n - cut), want + cut, n - cut);
+}
+
+static void sums(Lab *l, const int *dim) {
+    size_t n = dim[0];
+    double *x = lab_random(l, n, -1, 2), *y = lab_random(l, n, -1, 1), out[3] = {0.5, 0.5, 0.5}, want[3], bound[3];
+    long double s[3] = {0}, size[3] = {0};
+    for (size_t i = 0; i < n; i++) {
+        long double term[3] = {x[i], (long double)x[i] * x[i], (long double)x[i] * y[i]};
+        for (int k = 0; k < 3; k++) s[k] += term[k], size[k] += fabsl(term[k]);
+    }
+    double *dev_out = lab_bytes(l, out, sizeof out);
+    wide *dx = lab_wide(l, x, n);
+    dev_sum(l->d, dev_out, dx, n);
+    dev_sumsq(l->d, dev_out + 1, dx, n);
+    dev_dot(l->d, dev_out + 2, dx, lab_wide(l, y, n), n, -3);
+    for (int k = 0; k < 3; k++) {
+        double scale = k == 2 ? -3 : 1;
+        want[k] = 0.5 + scale * (double)s[k];
+        bound[k] = DBL_EPSILON * (chain((int)n / 128) + 150) * (0.5 + fabs(scale) * (double)size[k]); // 128 parts, in order
+    }
+    lab_close_to("sum, sumsq, dot", lab_get_bytes(l, dev_out, sizeof out), want, bound, 3);
+}
+
+static void test_arrays(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{0}, {1}, {2}, {3}, {15}, {17}, {1000}, {4097}, {16385}, {100003}, {600001}};
+    RUN(arrays, dims);
+    RUN(sums, dims);
+}
+
+// ---- loss ------------------------------------------------------------------------------------------------------------
+typedef struct Row {
+    double *x;
+    int target, V;
+} Row;
+
+static double row_loss(const void *ctx) {
+    const Row *r = ctx;
+    return ref_nll(r->x, r->target, r->V);
+}
+
+// dims: M, V, spread of the logits
+static void cross_entropy(Lab *l, const int *dim) {
+    int M = dim[0], V = dim[1];
+    size_t n = SIZE(M, V);
+    double *x = lab_random(l, n, -dim[2], dim[2]), *want = lab_zeros(l, M), *bound = lab_zeros(l, M), scale = (wide)0.37;
+    int *target = lab_ints(l, M, V), *dev_target;
+    for (int m = 1; m < M; m += 4) target[m] = -1;
+    dev_target = lab_int(l, target, M);
+    for (int m = 0; m < M; m++) {
+        want[m] = ref_nll(x + SIZE(m, V), target[m], V);
+        bound[m] = target[m] < 0 ? 0 : REAL_EPS * (chain(V < 1024 ? V : 1024) + want[m]);
+    }
+    real *logits = lab_real(l, x, n);
+    wide *nll = lab_wide(l, NULL, M), *nll2 = lab_wide(l, NULL, M);
+    dev_cross_entropy(l->d, nll, logits, dev_target, M, V, (wide)scale, 0);
+    lab_close_to("nll", lab_get_wide(l, nll, M), want, bound, M);
+    lab_equal("logits without grad", lab_get(l, logits, n), x, n);
+    dev_cross_entropy(l->d, nll2, logits, dev_target, M, V, (wide)scale, 1);
+    lab_equal("nll with grad", lab_get_wide(l, nll2, M), lab_get_wide(l, nll, M), M);
+    double *got = lab_get(l, logits, n);
+    size_t stride = n / (V > 1000 ? 20 : 300) + 1; // a slope costs 4 V exps
+    for (size_t i = 0; i < n; i++) {
+        int m = (int)(i / V), v = (int)(i % V), t = target[m];
+        if (i % stride && v != t) continue;
+        Row r = {x + SIZE(m, V), t, V};
+        double slope = scale * lab_slope(row_loss, &r, &x[i], H);
+        double size = t < 0 ? 0 : scale * (exp(-ref_nll(x + SIZE(m, V), v, V)) * (chain(V < 1024 ? V : 1024) + 2 * dim[2]) + 2 * (v == t));
+        double b = REAL_EPS * size + (t < 0 ? 0 : FD_ERR * scale + REAL_TINY);
+        lab_close_to("dlogits", &got[i], &slope, &b, 1);
+    }
+    for (int m = 0; m < M; m++) // a row's gradients sum to 0: one that was missed above would show here
+        if (target[m] >= 0) {
+            double sum = 0, zero = 0, b = REAL_EPS * scale * (chain(V < 1024 ? V : 1024) + 2 * dim[2]);
+            for (int v = 0; v < V; v++) sum += got[SIZE(m, V) + v];
+            lab_close_to("sum of dlogits", &sum, &zero, &b, 1);
+        }
+}
+
+static void test_cross_entropy(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{0, 5, 1},   {1, 1, 2},     {2, 2, 3},     {5, 7, 3},     {9, 16, 30},
+                                         {6, 33, 80}, {33, 257, 5}, {3, 1025, 5}, {11, 3001, 8}, {2, 40000, 2}};
+    RUN(cross_entropy, dims);
+}
+
+static void test_cross_entropy_extremes(void **state) {
+    (void)state;
+    Lab *l = lab_open(1);
+    int target[4] = {0, 1, 0, 2};
+    double x[12] = {80, -80, 0, /**/ 3e38, -3e38, 0, /**/ 0, NAN, 1, /**/ 1, INFINITY, 0};
+    wide *nll = lab_wide(l, NULL, 4);
+    dev_cross_entropy(l->d, nll, lab_real(l, x, 12), lab_int(l, target, 4), 4, 3, 1, 0);
+    double *got = lab_get_wide(l, nll, 4);
+    assert_true(got[0] >= 0 && got[0] < 1e-30); // certain and right
+    assert_true(got[1] > 3e38);                 // certain and wrong: huge, as it is
+    assert_true(isnan(got[2]));                 // a fault upstream stays one
+    assert_false(isfinite(got[3]));
+    lab_close(l);
+}
+
+// ---- optimizer -------------------------------------------------------------------------------------------------------
+static void optimizer(Lab *l, const int *dim) {
+    size_t n = dim[0];
+    double *w = lab_random(l, n, -1, 1), *m = lab_random(l, n, -0.1, 0.1), *v = lab_random(l, n, 0, 0.01), *g = lab_random(l, n, -1, 1);
+    double *want = lab_zeros(l, n), *bw = lab_zeros(l, n), *bm = lab_zeros(l, n), *bv = lab_zeros(l, n), factor = 0.25;
+    RefAdamW o = {.lr = 0.003, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .step = dim[1]};
+    for (size_t i = 0; i < n / 5; i++) g[i] = 0; // an expert without tokens still decays, and so do its moments
+    real *dw = lab_real(l, w, n), *ds = lab_real(l, w, n);
+    wide *dm = lab_wide(l, m, n), *dv = lab_wide(l, v, n), *dg = lab_wide(l, g, n), *df = lab_wide(l, &factor, 1);
+    dev_adamw(l->d, dw, dm, dv, dg, df, n, (AdamW){o.lr, o.beta1, o.beta2, o.eps, o.decay, o.step});
+    dev_sgd(l->d, ds, dg, df, n, 0.1, 0.01);
+    for (size_t i = 0; i < n; i++) want[i] = w[i] - 0.1 * (factor * g[i] + 0.01 * w[i]), bw[i] = 3 * REAL_EPS * (fabs(w[i]) + fabs(g[i]));
+    lab_close_to("sgd w", lab_get(l, ds, n), want, bw, n);
+    for (size_t i = 0; i < n; i++) {
+        double w0 = fabs(w[i]), size_m = o.beta1 * fabs(m[i]) + (1 - o.beta1) * fabs(factor * g[i]);
+        ref_adamw(&w[i], &m[i], &v[i], factor * g[i], o);
+        double vhat = v[i] / (1 - pow(o.beta2, o.step)), mhat = size_m / (1 - pow(o.beta1, o.step));
+        bm[i] = 4 * REAL_EPS * size_m;
+        bv[i] = 6 * REAL_EPS * v[i];
+        bw[i] = REAL_EPS * (2 * w0 + o.lr * (16 * mhat / (sqrt(vhat) + o.eps) + 4 * o.decay * w0));
+    }
+    lab_close_to("adamw m", lab_get_wide(l, dm, n), m, bm, n);
+    lab_close_to("adamw v", lab_get_wide(l, dv, n), v, bv, n);
+    lab_close_to("adamw w", lab_get(l, dw, n), w, bw, n);
+    lab_equal("adamw's g", lab_get_wide(l, dg, n), g, n);
+}
+
+static void test_optimizer(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{0, 1}, {1, 1}, {7, 2}, {33, 10}, {4097, 1000}, {50001, 1}};
+    RUN(optimizer, dims);
+}
+
+static void test_clip_factor(void **state) {
+    (void)state;
+    static const double sumsq[] = {0, 120, 4, 4, 4.0001}, max[] = {1, 1, 2, 0, 2}, want[] = {1, 1 / 10.954451150103322, 1, 1, 0.99998750};
+    Lab *l = lab_open(1);
+    wide *factor = lab_wide(l, NULL, 1);
+    for (int i = 0; i < 5; i++) {
+        dev_clip_factor(l->d, factor, lab_bytes(l, &sumsq[i], sizeof(double)), max[i]);
+        double bound = (REAL_EPS + 1e-9) * want[i];
+        lab_close_to("clip factor", lab_get_wide(l, factor, 1), &want[i], &bound, 1);
+    }
+    lab_close(l);
+}
+
+// ---- exp -------------------------------------------------------------------------------------------------------------
+// Every 1009th float of all 2^32
+static void test_exp(void **state) {
+    (void)state;
+    double worst = 0;
+    for (uint64_t u = 0; u < 1ull << 32; u += 1009) {
+        union { uint32_t u; float f; } in = {(uint32_t)u};
+        float got = vexpf(in.f), want = (float)exp(in.f);
+        if (isnan(in.f)) assert_true(isnan(got));
+        else if (want == 0 || isinf(want)) assert_true(got == want);
+        else worst = fmax(worst, fabs(got - exp(in.f)) / (nextafterf(want, INFINITY) - want));
+    }
+    assert_true(worst <= 1.1);
+    assert_true(worst > 0.11); // ten times better would mean that nothing was measured
+    assert_true(vexpf(0) == 1 && vexp(0) == 1 && vsigmoid(0) == (wide)0.5 && vsigmoid(-1000) == 0 && vsigmoid(1000) == 1);
+}
+
+// ---- device ----------------------------------------------------------------------------------------------------------
+static void touch(void *arg) {
+    signal(SIGSEGV, SIG_DFL); // a sanitizer would report what is expected here
+    *(volatile char *)arg = 1;
+}
+
+static void test_memory(void **state) {
+    (void)state;
+    Dev *d = dev_init((DevOptions){.threads = 2}), *p = dev_init((DevOptions){.poison = 1}), *s = dev_init((DevOptions){.strict = 1});
+    assert_true(strstr(dev_name(d), "2 threads") && strstr(dev_name(d), sizeof(real) == 4 ? "fp32" : "fp64"));
+    char *a = dev_alloc(d, 1000, "a"), *b = dev_alloc(d, 0, "b"), *c = dev_alloc(d, 1ull << 40, "a terabyte of untouched pages");
+    assert_true(a && b && c && (uintptr_t)a % 64 == 0 && (uintptr_t)c % 64 == 0);
+    assert_int_equal(dev_allocated(d), 1000 + (1ull << 40));
+    for (int i = 0; i < 1000; i++) assert_int_equal(a[i], 0);
+    c[1ull << 39] = 1;
+    float *f = dev_alloc(p, 401 * sizeof *f, "poisoned");
+    double *g = dev_alloc(p, 401 * sizeof *g, "poisoned");
+    int *n = dev_alloc(p, 401 * sizeof *n, "poisoned");
+    assert_true((uintptr_t)f % 64 == 0 && isnan(f[0]) && isnan(f[400]) && isnan(g[0]) && isnan(g[400]) && n[400] > 1 << 30);
+    assert_int_equal(child_call(touch, (char *)f + (401 * sizeof *f + 63) / 64 * 64).status, 128 + SIGSEGV); // the guard page
+    assert_int_equal(child_call(touch, (char *)f + 400 * sizeof *f).status, 0);
+    int *hidden = dev_alloc(s, sizeof(int), "hidden"), seen = 0, five = 5;
+    dev_upload(s, hidden, &five, sizeof five);
+    dev_download(s, &seen, hidden, sizeof seen);
+    assert_int_equal(seen, 5);
+    assert_int_equal(child_call(touch, hidden).status, 128 + SIGSEGV); // strict: closed again after the op
+    dev_free(d);
+    dev_free(p);
+    dev_free(s);
+    dev_free(NULL);
+}
+
+static void impossible_size(void *arg) {
+    dev_alloc(arg, SIZE_MAX - 100, "too much");
+}
+static void negative_threads(void *arg) {
+    (void)arg;
+    dev_init((DevOptions){.threads = -1});
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    Dev *d = dev_init((DevOptions){.threads = 1});
+    assert_int_equal(child_call(impossible_size, d).status, STATUS_DEVICE);
+    assert_int_equal(child_call(negative_threads, NULL).status, STATUS_USAGE);
+    dev_free(d);
+}
+
+static void test_clock(void **state) {
+    (void)state;
+    Dev *d = dev_init((DevOptions){.threads = 1});
+    double ms[STAGES], sum = 0;
+    assert_int_equal(dev_stage_now(d), STAGE_OTHER);
+    dev_stage_read(d, ms);
+    dev_stage(d, STAGE_ROUTER);
+    assert_int_equal(dev_stage_now(d), STAGE_ROUTER);
+    usleep(20000);
+    dev_stage(d, STAGE_PLAN);
+    usleep(5000);
+    dev_stage_read(d, ms);
+    assert_true(ms[STAGE_ROUTER] >= 20 && ms[STAGE_PLAN] >= 5 && ms[STAGE_ROUTER] < 2000);
+    for (int i = 0; i < STAGES; i++) {
+        if (i != STAGE_ROUTER && i != STAGE_PLAN && i != STAGE_OTHER) sum += ms[i];
+        assert_true(stage_names[i] && stage_names[i][0]);
+    }
+    assert_true(sum == 0);
+    dev_stage_read(d, ms);
+    assert_true(ms[STAGE_ROUTER] == 0 && ms[STAGE_PLAN] < 5);
+    dev_free(d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_rows_past_the_room_are_refused),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_cross_entropy_extremes),
+        cmocka_unit_test(test_optimizer),
+        cmocka_unit_test(test_clip_factor),
+        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_clock),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# The programs as a user runs them: several processes, resume, observation, bad input, killed ranks. Ends with the number of checks.
+set -u
+cd "$(dirname "$0")/.."
+. scripts/mpi_env.sh
+bin=${MOE_BUILD:-build}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+checks=0 faults=0
+
+ok() { # ok WHAT COMMAND...: the command succeeds
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    "$@" >"$tmp/out" 2>&1 </dev/null && return
+    faults=$((faults + 1))
+    echo "FAULT: $what: $*"
+    tail -n 20 "$tmp/out" | sed 's/^/    /'
+}
+refused() { # refused STATUS TEXT COMMAND...: ends with that status and exactly one message, which says TEXT, within a minute
+    local want=$1 text=$2 status told
+    shift 2
+    checks=$((checks + 1))
+    timeout --kill-after=5 60 "$@" >"$tmp/out" 2>&1 </dev/null
+    status=$?
+    told=$(grep -c -- "$text" "$tmp/out")
+    [ "$status" = "$want" ] && [ "$told" = 1 ] && return
+    faults=$((faults + 1))
+    echo "FAULT: status $status, wanted $want; \"$text\" was said $told times, wanted once: $*"
+    tail -n 20 "$tmp/out" | sed 's/^/    /'
+}
+same() { ok "$1: the same bits" cmp_checkpoints "$2" "$3"; }
+differ() { ok "$1: other bits" cmp_differ "$2" "$3"; }
+cmp_checkpoints() {
+    local f
+    for f in "$1"/*.safetensors; do cmp "$f" "$2/${f##*/}" || return 1; done
+}
+cmp_differ() { ! cmp_checkpoints "$1" "$2"; }
+
+# ---- data: the project's own sources --------------------------------------------------------------------------------------
+cat */*.h */*.c >"$tmp/text"
+ok prepare "$bin/prepare" --out "$tmp/data" "$tmp/text"
+model="--layers 2 --width 32 --heads 2 --kv-heads 1 --head-size 16 --experts 8 --topk 2 --expert-width 24 --seq 32"
+common="$bin/train $model --data $tmp/data --batch 8 --lr 0.01 --router-skew 1.0 --router-bias --bias-rate 0.001 --z-loss 0.001"
+train() { # train OUT FLAGS...
+    local out=$1
+    shift
+    $common --out "$tmp/$out" "$@"
+}
+mtrain() { # mtrain RANKS OUT FLAGS...
+    local n=$1 out=$2
+    shift 2
+    $MPIRUN -n "$n" $common --out "$tmp/$out" "$@"
+}
+last() { ls -d "$tmp/$1"/step_* | tail -n 1; }
+
+# ---- the same run, however it is started -----------------------------------------------------------------------------------
+quiet="--eval-every 0 --sample-every 0 --trace-every 0"
+ok "one rank" train one --steps 12 $quiet --save-every 12
+ok "four processes" mtrain 4 four --steps 12 $quiet --nodes 2 --save-every 12
+ok "four virtual ranks" train virtual --steps 12 $quiet --virtual-ranks 4 --nodes 2 --save-every 12
+same "processes and threads" "$(last four)" "$(last virtual)"
+ok "another seed" train seed --steps 12 $quiet --virtual-ranks 4 --nodes 2 --save-every 12 --seed 9
+differ "another seed" "$(last four)" "$(last seed)"
+
+# ---- observing changes nothing ----------------------------------------------------------------------------------------------
+ok "observed" train observed --steps 12 --virtual-ranks 4 --nodes 2 --eval-every 2 --sample-every 3 --trace-every 2 --save-every 4 --check-plans
+same "observed or not" "$(last virtual)" "$(last observed)"
+ok "trace is there" test -s "$tmp/observed/route.bin"
+for field in step tokens loss val_loss lr grad_norm tok_s step_ms wait_ms aux_loss z_loss maxvio rank_max_mean_before \
+    rank_max_mean_after pairs_self pairs_node pairs_inter bytes_node bytes_inter weight_bytes plan_us; do
+    ok "log has $field" grep -q "\"$field\"" "$tmp/observed/log.jsonl"
+done
+
+# ---- resume ------------------------------------------------------------------------------------------------------------------
+ok "first half" mtrain 2 half --steps 12 --save-every 6 $quiet
+ok "whole" mtrain 2 whole --steps 12 --save-every 12 $quiet
+rm -rf "$(last half)" # as if it had stopped after step 6
+ok "second half" $MPIRUN -n 2 "$bin/train" --resume "$tmp/half" --data "$tmp/data"
+same "resumed" "$(last whole)" "$(last half)"
+rm -rf "$(last half)"
+ok "on four ranks" $MPIRUN -n 4 "$bin/train" --resume "$tmp/half" --data "$tmp/data" --nodes 2
+loss_of() { grep '"step": *12[,}]' "$1/log.jsonl" | tail -n 1 | sed 's/.*"loss": *\([0-9.]*\).*/\1/'; }
+ok "loss after resuming on other ranks" awk -v a="$(loss_of "$tmp/half")" -v b="$(loss_of "$tmp/whole")" 'BEGIN { exit !(a > 0 && (a-b)^2 < 1e-6) }'
+ok "generate" "$bin/generate" --checkpoint "$tmp/half" --prompt "int " --tokens 20
+ok "generate on two ranks" $MPIRUN -n 2 "$bin/generate" --checkpoint "$tmp/half" --prompt "int " --tokens 20
+
+# ---- stopped from outside ---------------------------------------------------------------------------------------------------
+$MPIRUN -n 2 $common --out "$tmp/term" --steps 100000 $quiet >"$tmp/term.log" 2>&1 &
+pid=$!
+for _ in $(seq 100); do [ "$(grep -c '"step"' "$tmp/term/log.jsonl" 2>/dev/null)" -gt 3 ] 2>/dev/null && break || sleep 0.2; done
+pkill -TERM -f -- "train .*--out $tmp/term " -n
+wait $pid
+ok "SIGTERM: a checkpoint and status 0" test $? = 0 -a -n "$(ls -d "$tmp"/term/step_* 2>/dev/null)"
+$MPIRUN -n 4 $common --out "$tmp/kill" --steps 100000 $quiet >"$tmp/kill.log" 2>&1 &
+pid=$!
+for _ in $(seq 100); do [ "$(grep -c '"step"' "$tmp/kill/log.jsonl" 2>/dev/null)" -gt 3 ] 2>/dev/null && break || sleep 0.2; done
+pkill -KILL -n -f -- "train .*--out $tmp/kill "
+start=$SECONDS
+wait $pid
+status=$?
+ok "a killed rank ends the run (status $status, $((SECONDS - start)) s)" test $status != 0 -a $((SECONDS - start)) -lt 30
+
+# ---- bad input --------------------------------------------------------------------------------------------------------------
+refused 2 "leyers" train x --leyers 3
+refused 2 "experts" mtrain 3 x --steps 1
+refused 2 "batch" train x --steps 1 --virtual-ranks 8 --batch 12
+refused 2 "ep" mtrain 4 x --steps 1 --ep 3
+refused 2 "topk" train x --steps 1 --topk 9
+refused 2 "renorm" train x --steps 1 --topk 1
+refused 2 "nodes" mtrain 4 x --steps 1 --nodes 3
+refused 3 "get_data.sh" $common --data "$tmp/nowhere" --out "$tmp/x" --steps 1
+refused 3 "resume" $bin/train --resume "$tmp/nowhere"
+mkdir -p "$tmp/bad"
+cp "$tmp/data/val.bin" "$tmp/bad/"
+head -c 5000 "$tmp/data/train.bin" >"$tmp/bad/train.bin"
+refused 3 "train.bin" $MPIRUN -n 2 $common --data "$tmp/bad" --out "$tmp/x" --steps 1
+echo "<html>404</html>" >"$tmp/bad/train.bin"
+refused 3 "train.bin" $common --data "$tmp/bad" --out "$tmp/x" --steps 1
+cp -r "$(last whole)" "$tmp/broken"
+f=$(ls "$tmp"/broken/model*.safetensors | head -n 1)
+head -c 3000 "$f" >"$f.cut" && mv "$f.cut" "$f"
+refused 3 "safetensors" $MPIRUN -n 2 "$bin/train" --resume "$tmp/broken" --data "$tmp/data" --out "$tmp/x"
+echo '{"model_type": "qwen3_moe"}' >"$tmp/broken/config.json"
+refused 3 "config.json" "$bin/generate" --checkpoint "$tmp/broken"
+echo "nodes = two" >"$tmp/cluster.conf"
+refused 3 "cluster.conf" train x --steps 1 --cluster "$tmp/cluster.conf"
+refused 4 "step" $MPIRUN -n 2 $common --out "$tmp/nan" --steps 200 $quiet --lr 1e30 --clip 0 --optimizer sgd
+
+echo "$checks checks, $faults faults"
+[ $faults = 0 ]

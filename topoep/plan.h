@@ -1,0 +1,78 @@
+// A plan: which ranks hold temporary copies of which experts, and how many pairs of each expert every rank computes.
+//
+// Symbols. R ranks of the expert-parallel group = N nodes x G ranks; E experts, H = E/R at home on each rank (home of e is
+// rank e/H); S slots for copies per rank; a pair is one (token, expert) choice; D (R,E) the demand matrix: D[s][e] pairs that
+// source rank s has for expert e. All ranks hold the same D and make, bit for bit, the same plan from it: integers only,
+// fixed visiting order, ties to the lower expert, then the lower rank.
+#ifndef MOE_PLAN_H
+#define MOE_PLAN_H
+#include "kernels/comm.h"
+#include "kernels/device.h"
+
+// What a plan costs (picoseconds): the objective J, see plan_solve.
+typedef struct Cost {
+    char name[64];
+    int N, G, S;
+    int64_t pair_compute_ps; // one pair's expert computation, forward and backward
+    int64_t pair_inter_ps;   // one pair over a node's network, all four passes
+    int64_t pair_intra_ps;   // one pair over a rank's link inside its node
+    int64_t copy_inter_ps;   // one copy of an expert (weights twice, gradient once) between nodes
+    int64_t copy_intra_ps;   // the same inside a node
+    int64_t overlap_permille; // share of the copies' time hidden behind computation
+    int64_t plan_fixed_ps;   // charged once if there is any copy
+} Cost;
+
+// The model's side of the cost, needed when a cluster file gives rates (see cost_load).
+typedef struct CostModel {
+    int C, F, K, E;
+    int slots;               // S; -1 = as the file says, or 2
+    int N, G;                // the running topology, taken where the file has none (path NULL)
+    int token_bytes;         // bytes of one activation element on the wire (2 for bf16, 4 for fp32)
+    int weight_bytes, grad_bytes; // of one weight and one weight gradient element
+} CostModel;
+// Reads a cost file or a rates file (formulas and keys in topoep/cost.c). path NULL: the rates of the local machine.
+// Dies with STATUS_DATA, naming file, line and key.
+Cost cost_load(const char *path, CostModel m);
+// Dies with STATUS_USAGE unless the cost's topology is the running one (N x G) and the dims are within PLAN_MAX_*.
+void cost_check(const Cost *c, int N, int G, int E);
+
+enum { PLAN_MAX_R = 1024, PLAN_MAX_E = 1024, PLAN_MAX_S = 32 };
+
+typedef enum { POLICY_NONE, POLICY_TOPOEP, POLICIES } Policy; // grows; policy_names has them in this order
+extern const char *const policy_names[POLICIES];
+
+typedef struct PlanOptions {
+    Policy policy;
+    int block;       // cuts of an expert's pairs fall on multiples of this many pairs (1)
+} PlanOptions;
+
+typedef struct PlanInfo {
+    int64_t cost_ps, compute_ps, tokens_ps, weights_ps, fixed_ps; // J and its parts
+    int64_t identity_ps;                     // J of the plan without copies
+    int64_t max_load, max_load_before;       // pairs on the fullest rank: with the plan, without
+    int64_t pairs_self, pairs_node, pairs_inter; // pairs computed where they are; on another rank of the node; on another node
+    int64_t inter_copies, node_copies;       // transfers of an expert between nodes; inside a node
+    int64_t copies;                          // slots in use, all ranks
+    int64_t total;                           // pairs in all
+    uint64_t hash;                           // FNV-1a over R, E, S, D, then (e, r, q) of every non-zero quota (int32, little-endian)
+} PlanInfo;
+
+// A plan in device memory.
+typedef struct Plan {
+    int *quota;     // (E,R) pairs of expert e computed on rank r; row sums are the experts' totals
+    int *slot;      // (R,S) the expert whose copy a slot holds, ascending, -1 = empty (at the end); every copy has a quota > 0
+    PlanInfo *info; // one
+} Plan;
+size_t plan_work_bytes(int R, int E, int N, int S); // scratch that plan_solve needs, on the device
+// Fills plan from D (R,E). Legal always: every quota sits on the home or on a copy, at most S copies per rank, none at home,
+// none twice, J at most the identity plan's. Least J of what the policy looks at, where
+//   J = pair_compute max_r load_r + max(pair_inter max_n max(out_n, in_n), pair_intra max_r max(out_r, in_r))
+//     + max(copy_inter max_n max(wout_n, win_n), copy_intra max_r max(held_r, fan_r)) (1000-overlap)/1000 + fixed if any copy.
+// An op: runs where the device is, asks nothing of the host.
+void plan_solve(Dev *d, Plan *plan, const int *D, int R, int E, const Cost *cost, PlanOptions options, void *work);
+
+// The flow of one source's pairs of one expert: of D[s][e] pairs in token order, which go to which rank. Closed form: a rank
+// that may compute e serves its own pairs first, then its node's, then the rest, by intersecting intervals of prefix sums.
+// y (R) overwritten: y[r] pairs from s to r. Columns are exact: sum_s y = quota[e][r]. In this source's token order the
+// pairs go to the ranks ascending. Host and device code alike (topoep/flow.h).
+#endif

@@ -1,0 +1,21 @@
+// The update of the parameters: one walk over the parameter table.
+#ifndef MOE_OPTIMIZER_H
+#define MOE_OPTIMIZER_H
+#include "model/model.h"
+#include "train/options.h"
+
+// Moments lie as the parameters do: the arenas' twins, at the same offsets. NULL with SGD.
+typedef struct Optimizer {
+    OptimizerKind kind;
+    wide *repl_m, *repl_v, *expert_m, *expert_v;
+    wide *factor; // one, on the device: what clipping multiplies every gradient with
+    double beta1, beta2, eps, decay, clip;
+} Optimizer;
+
+Optimizer optimizer_init(Dev *d, const Params *ps, const Options *o);
+// Update `step` (1 for the first) with gradients scaled by min(1, clip / sqrt(*sumsq)); sumsq: device, over all ranks.
+// Decay where the table says so. An expert without tokens has gradient 0, not none: it decays and its moments fade.
+void optimizer_step(Optimizer *opt, Dev *d, const Params *ps, const double *sumsq, double lr, int64_t step);
+wide *optimizer_m(const Optimizer *opt, const Param *p); // the Param's first moments, NULL where it has none
+wide *optimizer_v(const Optimizer *opt, const Param *p);
+#endif

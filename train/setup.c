@@ -1,0 +1,195 @@
+// A rank's run from its settings: usage, device, files, memory, parameters, in this order.
+#include "kernels/check.h"
+#include "kernels/files.h"
+#include "train/folder.h"
+#include "train/log.h"
+#include "train/trace.h"
+#include "train/trainer.h"
+#include <inttypes.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// An equal part of the machine's cores, at most those that this process may use.
+static int default_threads(const CommInfo *info) {
+    cpu_set_t set;
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), may = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : cores;
+    int threads = cores / (info->local_ranks > 0 ? info->local_ranks : 1);
+    threads = threads < may ? threads : may;
+    return threads > 0 ? threads : 1;
+}
+
+static uint64_t hash_window(uint64_t h, const Loader *l, int64_t w, int T) {
+    int *tok = host_alloc(SIZE(2, T, sizeof(int)));
+    loader_window(l, w, tok, tok + T, NULL);
+    h = fnv1a(h, tok, SIZE(2, T, sizeof(int)));
+    free(tok);
+    return h;
+}
+
+static void open_data(Trainer *t) {
+    int V = t->c.V, T = t->c.T;
+    t->train = loader_open(t->o.data, "train", V, T, (uint64_t)t->o.seed);
+    t->data_hash = hash_window(FNV1A_START, t->train, 0, T);
+    t->data_hash = hash_window(t->data_hash, t->train, loader_windows(t->train) - 1, T);
+    if (!t->o.eval_every) return;
+    CHECK_USAGE(t->o.val || file_is_dir(t->o.data), "--data %s is one shard, so it does not say what to evaluate on (hint: --val SHARD, or "
+                "--eval-every 0)", t->o.data);
+    t->val = loader_open(t->o.val ? t->o.val : t->o.data, "val", V, T, (uint64_t)t->o.seed);
+}
+
+// ---- the stored run --------------------------------------------------------------------------------------------------
+json_t *trainer_state(const Trainer *t) {
+    char hash[32];
+    snprintf(hash, sizeof hash, "%016" PRIx64, t->data_hash);
+    json_t *data = json_pack("{s:I, s:I, s:s}", "windows", (json_int_t)loader_windows(t->train), "tokens", (json_int_t)loader_tokens(t->train),
+                             "hash", hash);
+    return json_pack("{s:i, s:I, s:I, s:I, s:i, s:i, s:o, s:o}", "format", 1, "step", (json_int_t)t->at.step, "samples",
+                     (json_int_t)t->at.samples, "tokens", (json_int_t)t->at.tokens, "ranks", t->info->size, "ep", t->share.R, "data", data,
+                     "flags", options_json(&t->o));
+}
+
+static int64_t stored_int(const json_t *state, const char *key, const char *where) {
+    json_t *v = json_object_get(state, key);
+    CHECK_DATA(json_is_integer(v) && json_integer_value(v) >= 0, "%s: \"%s\" is missing or no whole number >= 0", where, key);
+    return json_integer_value(v);
+}
+
+static json_t *read_stored(Trainer *t) {
+    t->resumed = checkpoint_find(t->o.resume);
+    json_t *state = checkpoint_trainer(t->resumed);
+    char *where = path_join(t->resumed, "trainer.json");
+    int64_t format = stored_int(state, "format", where);
+    CHECK_DATA(format == 1, "%s: \"format\" is %" PRId64 ", expected 1 (hint: written by a newer version?)", where, format);
+    t->at = (Progress){stored_int(state, "step", where), stored_int(state, "samples", where), stored_int(state, "tokens", where)};
+    options_restore(&t->o, json_object_get(state, "flags"), where);
+    CHECK_USAGE(t->at.step < t->o.steps, "%s is at step %" PRId64 " of %" PRId64 ": nothing is left to do (hint: a larger --steps)", t->resumed,
+                t->at.step, t->o.steps);
+    free(where);
+    return state;
+}
+
+// The order of samples is a function of the windows: other data would be trained on as if they were the same.
+static void check_data(const Trainer *t, const json_t *state) {
+    json_t *data = json_object_get(state, "data");
+    const char *hash = json_string_value(json_object_get(data, "hash"));
+    int64_t tokens = stored_int(data, "tokens", "trainer.json, data"), windows = stored_int(data, "windows", "trainer.json, data");
+    char now[32];
+    snprintf(now, sizeof now, "%016" PRIx64, t->data_hash);
+    CHECK_DATA(windows == loader_windows(t->train) && tokens == loader_tokens(t->train) && hash && strcmp(hash, now) == 0,
+               "%s is not what the run was trained on: %" PRId64 " tokens in %" PRId64 " windows (hash %s), expected %" PRId64 " in %" PRId64
+               " (hash %s) (hint: --data)", t->o.data, loader_tokens(t->train), loader_windows(t->train), now, tokens, windows,
+               hash ? hash : "missing");
+}
+
+// ---- folder, model ---------------------------------------------------------------------------------------------------
+// Rank 0 chooses; all learn the name. Returns whether the log of an existing run goes on.
+static int choose_folder(Trainer *t) {
+    int append = 0, n = 0;
+    if (t->info->rank == 0) {
+        t->out = folder_choose(&t->o, t->resumed, &append);
+        n = (int)strlen(t->out) + 1;
+    }
+    comm_bcast(t->world, &n, sizeof n, 0);
+    if (t->info->rank != 0) t->out = host_alloc((size_t)n);
+    comm_bcast(t->world, t->out, (size_t)n, 0);
+    Flag *f = flags_find(t->o.flags, "out");
+    if (f->set == 2) free((char *)t->o.out); // it came from a file
+    t->o.out = t->out;
+    f->set = 1; // the trainer frees it
+    return append;
+}
+
+// Last, so that a run that cannot start leaves nothing behind.
+static void begin_folder(Trainer *t, int append) {
+    if (t->info->rank != 0) return;
+    folder_make(&t->o, t->out, append);
+    char *path = path_join(t->out, "run.json");
+    json_t *flags = options_json(&t->o);
+    char *text = json_dumps(flags, JSON_INDENT(2)), *line = str_format("%s\n", text);
+    file_write(path, line, strlen(line));
+    json_decref(flags);
+    free(path), free(text), free(line);
+    t->log = log_open(t->out, append);
+    log_start(t->log, t);
+    if (t->resumed) log_resume(t->log, t);
+}
+
+static void load_cost(Trainer *t) {
+    int layers = 0;
+    for (int l = 0; l < t->c.L; l++) layers += !t->c.dense[l];
+    if (!layers) return;
+    const CommInfo *ep = comm_info(t->ep);
+    // one rank has no use for copies
+    CostModel m = {.C = t->c.C, .F = t->c.F, .K = t->c.K, .E = t->c.E, .N = ep->N, .G = ep->G, .slots = t->share.R == 1 ? 0 : (int)t->o.slots,
+                   .token_bytes = sizeof(real), .weight_bytes = sizeof(real), .grad_bytes = sizeof(wide)};
+    t->cost = cost_load(t->o.cluster, m);
+    cost_check(&t->cost, ep->N, ep->G, t->c.E);
+    MoeConfig moe = {.C = t->c.C, .E = t->c.E, .K = t->c.K, .F = t->c.F, .layers = layers, .max_BT = t->share.micro * t->c.T, .training = 1,
+                     .S = t->cost.S};
+    t->window_bytes = moe_window_bytes(moe, t->share.R);
+}
+
+static void make_model(Trainer *t) {
+    const Options *o = &t->o;
+    ModelRun run = {.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .seed = (uint64_t)o->seed,
+                    .aux_coef = o->aux_loss, .z_coef = o->z_loss, .capacity = o->capacity, .scope = o->aux_scope, .S = t->cost.S,
+                    .cost = t->cost, .plan = {.policy = o->balance, .block = 1}};
+    t->m = model_init(t->d, t->world, t->ep, &t->c, &run);
+    t->ps = model_params(t->m);
+    t->moe = model_moe(t->m);
+    t->window_bytes += t->ps->n_expert * sizeof(real);
+    t->opt = optimizer_init(t->d, t->ps, o);
+    size_t tokens = SIZE(t->share.micro, t->c.T, sizeof(int));
+    t->tok = host_alloc(tokens);
+    t->target = host_alloc(tokens);
+    t->first = host_alloc(tokens);
+}
+
+void trainer_open(Trainer *t, Comm *world, const Options *o) {
+    *t = (Trainer){.world = world, .info = comm_info(world)};
+    options_copy(&t->o, o);
+    if (!o->resume) { // usage first
+        t->c = options_model(&t->o);
+        options_share(&t->o, &t->c, t->info->size);
+    }
+    t->threads = o->threads ? (int)o->threads : default_threads(t->info);
+    t->d = dev_init((DevOptions){.threads = t->threads});
+    json_t *state = o->resume ? read_stored(t) : NULL;
+    t->c = options_model(&t->o);
+    t->share = options_share(&t->o, &t->c, t->info->size);
+    int append = choose_folder(t);
+    t->schedule = options_schedule(&t->o);
+    t->tokenizer = tokenizer_open("bytes");
+    CHECK_USAGE(!t->o.sample_every || t->c.V == 256 || t->c.V == tokenizer_vocab(t->tokenizer),
+                "--sample-every needs a vocabulary of bytes (256 or %d), the model's is %d (hint: --sample-every 0)", tokenizer_vocab(t->tokenizer),
+                t->c.V);
+    t->ep = comm_block(world, t->share.R);
+    load_cost(t);
+    open_data(t);
+    if (state) check_data(t, state);
+    make_model(t);
+    if (state) {
+        checkpoint_read(t->resumed, t->d, t->ps, &t->c, &t->opt);
+        comm_barrier(world); // peers read this rank's experts
+        json_decref(state);
+    }
+    begin_folder(t, append);
+    comm_barrier(world); // the folder is there
+    if (t->o.trace_every && t->moe) t->trace = trace_open(t);
+}
+
+void trainer_close(Trainer *t) {
+    if (t->trace) trace_close(t->trace);
+    if (t->log) log_close(t->log);
+    model_free(t->m);
+    comm_free(t->ep);
+    dev_free(t->d);
+    loader_close(t->train);
+    if (t->val) loader_close(t->val);
+    tokenizer_close(t->tokenizer);
+    flags_free(t->o.flags);
+    free(t->tok), free(t->target), free(t->first);
+    free(t->resumed), free(t->out);
+}

@@ -1,0 +1,69 @@
+// One rank's training run, and the parts its loop is made of. train/run.c is the place to read.
+#ifndef MOE_TRAINER_H
+#define MOE_TRAINER_H
+#include "data/loader.h"
+#include "data/tokenizer.h"
+#include "train/checkpoint.h"
+#include "train/options.h"
+#include "train/optimizer.h"
+
+typedef struct Log Log;     // train/log.h
+typedef struct Trace Trace; // train/trace.h
+
+// What one step measured. Times are means over the ranks, in milliseconds, but step_ms: the step from end to end on rank 0.
+typedef struct StepStats {
+    int64_t step, tokens;          // updates and tokens so far
+    double loss, lr, grad_norm;    // loss: nats per token, without the routers' losses
+    double step_ms, tok_s;
+    double stage_ms[STAGES];
+    double own_ms[STAGES];         // this rank's
+    double wait_ms, wait_max_ms;   // waiting for other ranks: mean, and of the rank that waited most
+    double plan_us, plan_share;    // per plan; planning and the waiting for counts over the MoE layers' time
+    int has_moe;
+    MoeStats moe;
+} StepStats;
+
+typedef struct EvalStats {
+    double loss;                   // nats per token
+    double bits_per_byte;          // NAN where tokens are not bytes
+    int64_t windows, tokens;
+    double ms;
+} EvalStats;
+
+typedef struct Trainer {
+    Options o;
+    ModelConfig c;
+    Share share;
+    Schedule schedule;
+    Comm *world, *ep;
+    const CommInfo *info;    // of world
+    Dev *d;
+    int threads;
+    Cost cost;
+    Loader *train, *val;     // val NULL: no evaluation
+    uint64_t data_hash;      // of the training data's ends, to know it again
+    Tokenizer *tokenizer;
+    Model *m;
+    Params *ps;
+    Moe *moe;                // NULL when no layer is one
+    Optimizer opt;
+    Progress at;
+    char *out;               // run folder
+    char *resumed;           // checkpoint that the run continues, NULL for a new one
+    Log *log;                // rank 0
+    Trace *trace;
+    int *tok, *target, *first; // one microbatch, host
+    size_t window_bytes;     // asked for in windows, besides dev_allocated
+} Trainer;
+
+// setup.c: checks in the order usage, device, files; then memory; then parameters, from seed or checkpoint.
+void trainer_open(Trainer *t, Comm *world, const Options *o);
+void trainer_close(Trainer *t);
+json_t *trainer_state(const Trainer *t); // trainer.json
+// step.c: one update. Dies with STATUS_NUMERIC, before it, when loss or norm is not finite.
+void trainer_step(Trainer *t, StepStats *s);
+// eval.c: mean loss over at most `windows` evenly spaced windows of the validation data (0 = all). Changes nothing.
+EvalStats trainer_eval(Trainer *t, int64_t windows);
+// run.c: the loop.
+void trainer_run(Trainer *t);
+#endif
