@@ -58,14 +58,15 @@ Loader *loader_open(const char *spec, const char *prefix, int V, int T, uint64_t
         Shard *s = &l->shard[i];
         *s = shard_open(path[i]);
         free(path[i]);
-        CHECK_DATA(s->vocab <= V, "shard %s was made with a vocabulary of %d, the model's is %d (hint: was it made with another tokenizer?)",
-                   s->path, s->vocab, V);
+        CHECK_DATA(s->vocab <= V, "shard %s was made with a vocabulary of %d, the model's is %d (hint: another tokenizer?)", s->path,
+                   s->vocab, V);
         if (s->separator < 0) s->separator = separator_guess(s, V);
         l->n_tokens += s->n_tokens;
         l->first_window[i + 1] = l->first_window[i] + (s->n_tokens > 0 ? (s->n_tokens - 1) / T : 0);
     }
     free(path);
-    CHECK_DATA(loader_windows(l) > 0, "%s (%d shard%s, %" PRId64 " tokens) holds no window of %d tokens and the one behind them (hint: use a "
+    CHECK_DATA(loader_windows(l) > 0,
+               "%s (%d shard%s, %" PRId64 " tokens) holds no window of %d tokens and the one behind them (hint: use a "
                "shorter --seq or more text)", spec, l->n_shards, l->n_shards == 1 ? "" : "s", l->n_tokens, T);
     return l;
 }

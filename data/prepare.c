@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "data/shard.h"
@@ -148,11 +147,11 @@ static void read_jsonl(Text *t, FILE *in, const char *key) {
         if ((size_t)n == strspn(line, " \t\r\n")) continue;
         json_error_t error;
         json_t *object = json_loadb(line, (size_t)n, JSON_ALLOW_NUL, &error);
-        CHECK_DATA(object, "%s: line %" PRId64 " is no JSON: %s, column %d (hint: --format jsonl expects one object a line)", t->name, at,
-                   error.text, error.column);
+        CHECK_DATA(object, "%s: line %" PRId64 " is no JSON: %s, column %d (hint: --format jsonl expects one object a line)", t->name,
+                   at, error.text, error.column);
         json_t *value = json_object_get(object, key);
-        CHECK_DATA(json_is_string(value), "%s: line %" PRId64 " has no string under the key '%s' (hint: name the text's key with --key)",
-                   t->name, at, key);
+        CHECK_DATA(json_is_string(value),
+                   "%s: line %" PRId64 " has no string under the key '%s' (hint: name the text's key with --key)", t->name, at, key);
         if (json_string_length(value) == 0) t->n_empty++;
         text_bytes(t, json_string_value(value), json_string_length(value));
         text_end(t);
@@ -173,8 +172,8 @@ static void read_input(Text *t, const Options *o) {
     else read_whole(t, in);
     CHECK_DATA(!ferror(in), "%s: cannot read: %s", t->name, strerror(errno));
     if (!is_stdin) fclose(in);
-    CHECK_DATA(fflush(t->stage) == 0 && !ferror(t->stage), "%s: cannot keep a copy of %s: %s (hint: is the disk full?)", o->out, t->name,
-               strerror(errno));
+    CHECK_DATA(fflush(t->stage) == 0 && !ferror(t->stage), "%s: cannot keep a copy of %s: %s (hint: is the disk full?)", o->out,
+               t->name, strerror(errno));
     CHECK_DATA(t->n_bytes > 0, "%s holds no text", t->name);
 }
 
@@ -185,8 +184,9 @@ static int64_t text_cut(const Text *t, double fraction) {
     if (fraction <= 0) return t->n_bytes;
     if (fraction >= 1) return 0;
     int64_t cut = (int64_t)((1 - fraction) * (double)t->n_bytes);
-    CHECK_DATA(cut > 0 && cut < t->n_bytes, "%s has %" PRId64 " bytes: split at --val-fraction %g, a part is empty (hint: --val-fraction 0 "
-               "makes training shards alone, 1 validation shards alone)", t->name, t->n_bytes, fraction);
+    CHECK_DATA(cut > 0 && cut < t->n_bytes,
+               "%s has %" PRId64 " bytes: split at --val-fraction %g, a part is empty (hint: --val-fraction 0 makes training shards "
+               "alone, 1 validation shards alone)", t->name, t->n_bytes, fraction);
     return cut;
 }
 
@@ -217,8 +217,8 @@ static void text_write(const Text *t, int64_t cut, const Tokenizer *tok, ShardWr
 static void old_shards(const char *dir, const char *prefix, int overwrite, int delete) {
     int n;
     char **list = shard_list(dir, prefix, &n);
-    CHECK_USAGE(n == 0 || overwrite, "%s holds %s already, where new %s shards are to go (hint: --overwrite replaces them)", dir, list[0],
-                prefix);
+    CHECK_USAGE(n == 0 || overwrite, "%s holds %s already, where new %s shards are to go (hint: --overwrite replaces them)", dir,
+                list[0], prefix);
     for (int i = 0; i < n; i++) {
         if (delete) CHECK_DATA(remove(list[i]) == 0, "%s: cannot remove: %s", list[i], strerror(errno));
         free(list[i]);
@@ -245,9 +245,10 @@ static int parse(Options *o, int argc, char **argv) {
          .help = "cut into shards of so many tokens, train_000000.bin ... (0: one file if it can be)"},
         {"tokenizer", FLAG_STRING, &o->tokenizer, .help = "bytes"},
         {"overwrite", FLAG_BOOL, &o->overwrite, .help = "replace the train and val shards that the folder holds"},
-        {NULL},
+        {.name = NULL},
     };
-    int n = flags_parse(flags, "prepare", "Text to token shards: prepare --out DIR [flags] INPUT... (- is standard input)", argc, argv);
+    int n = flags_parse(flags, "prepare", "Text to token shards: prepare --out DIR [flags] INPUT... (- is standard input)", argc,
+                        argv);
     CHECK_USAGE(n > 0, "no input is named (hint: build/prepare --out DIR FILE..., or - for standard input)");
     CHECK_USAGE(o->out && *o->out, "no folder is named (hint: --out DIR)");
     return n;

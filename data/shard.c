@@ -47,7 +47,7 @@ static const char *shard_guess(const char *head, size_t n) {
         if (n - skip >= len && memcmp(head + skip, known[i].begins, len) == 0) return known[i].is;
     }
     int text = n > 0;
-    for (size_t i = 0; i < n && i < 64; i++) text &= (head[i] >= 32 && head[i] < 127) || head[i] == '\n' || head[i] == '\r' || head[i] == '\t';
+    for (size_t i = 0; i < n && i < 64; i++) text &= (head[i] >= 32 && head[i] < 127) || (head[i] >= '\t' && head[i] <= '\r');
     return text ? "plain text: make shards of it with build/prepare" : NULL;
 }
 
@@ -61,26 +61,27 @@ static void check_magic(const Shard *s, const uint32_t *word) {
     if (magic == MAGIC_EVAL) guess = "a multiple-choice evaluation file of llm.c, which holds no stream of tokens";
     if (swapped == MAGIC_U16 || swapped == MAGIC_U32) guess = "a shard of the other byte order: write it little-endian";
     die(STATUS_DATA, __FILE__, __LINE__,
-        "%s (%zu bytes) is no token shard: its magic (word 0) is %" PRIu32 ", expected %d (uint16 tokens) or %d (uint32 tokens)%s%s%s",
-        s->path, s->map_bytes, magic, MAGIC_U16, MAGIC_U32, guess ? " (hint: it looks like " : "", guess ? guess : "",
+        "%s (%zu bytes) is no token shard: its magic (word 0) is %" PRIu32 ", expected %d (uint16 tokens) or %d (uint32 tokens)"
+        "%s%s%s", s->path, s->map_bytes, magic, MAGIC_U16, MAGIC_U32, guess ? " (hint: it looks like " : "", guess ? guess : "",
         guess ? ")" : "");
 }
 
 static void check_header(Shard *s) {
     const uint32_t *word = s->map;
     check_magic(s, word);
-    CHECK_DATA(s->map_bytes >= HEADER_BYTES, "%s is truncated: it has %zu bytes, a shard's header alone has %d (hint: fetch or make it again)",
-               s->path, s->map_bytes, HEADER_BYTES);
+    CHECK_DATA(s->map_bytes >= HEADER_BYTES,
+               "%s is truncated: it has %zu bytes, a shard's header alone has %d (hint: fetch or make it again)", s->path,
+               s->map_bytes, HEADER_BYTES);
     int wide = word[0] == MAGIC_U32, version = (int)word[1], newest = wide ? 7 : 1;
     CHECK_DATA(version == newest || version == 1,
-               "%s (%zu bytes) has version %d (word 1) of magic %" PRIu32 ", expected %s%s", s->path, s->map_bytes, version, word[0],
-               wide ? "7 or 1" : "1", version > newest ? " (hint: it is newer than this program; update the program)" : "");
+               "%s (%zu bytes) has version %d (word 1) of magic %" PRIu32 ", expected %s%s", s->path, s->map_bytes, version,
+               word[0], wide ? "7 or 1" : "1", version > newest ? " (hint: it is newer than this program; update the program)" : "");
     s->token_bytes = wide ? 4 : 2;
     s->n_tokens = word[2];
     uint64_t expected = HEADER_BYTES + (uint64_t)s->n_tokens * (uint64_t)s->token_bytes;
     CHECK_DATA(s->map_bytes >= expected,
-               "%s is truncated: its token count (word 2) is %" PRId64 ", so it should have %" PRIu64 " bytes, but it has %zu (hint: fetch or "
-               "make it again)", s->path, s->n_tokens, expected, s->map_bytes);
+               "%s is truncated: its token count (word 2) is %" PRId64 ", so it should have %" PRIu64 " bytes, but it has %zu "
+               "(hint: fetch or make it again)", s->path, s->n_tokens, expected, s->map_bytes);
     CHECK_DATA(s->map_bytes == expected,
                "%s has %" PRIu64 " bytes behind its last token: its token count (word 2) is %" PRId64 ", so it should have %" PRIu64
                " bytes, but it has %zu (hint: the count or the file is damaged; fetch or make it again)",
@@ -90,8 +91,8 @@ static void check_header(Shard *s) {
     if (word[WORD_TAG] != TAG) return;
     uint32_t vocab = word[WORD_VOCAB], separator = word[WORD_SEPARATOR];
     CHECK_DATA(vocab >= 1 && vocab <= (wide ? (uint32_t)INT32_MAX : 65536u),
-               "%s (%zu bytes) has vocabulary %" PRIu32 " (word %d), expected 1 to %s (hint: the header is damaged; make it again)", s->path,
-               s->map_bytes, vocab, WORD_VOCAB, wide ? "2147483647" : "65536");
+               "%s (%zu bytes) has vocabulary %" PRIu32 " (word %d), expected 1 to %s (hint: the header is damaged; make it again)",
+               s->path, s->map_bytes, vocab, WORD_VOCAB, wide ? "2147483647" : "65536");
     CHECK_DATA(separator < vocab, "%s (%zu bytes) has separator token %" PRIu32 " (word %d), its vocabulary is %" PRIu32
                " (hint: the header is damaged; make it again)", s->path, s->map_bytes, separator, WORD_SEPARATOR, vocab);
     s->vocab = (int)vocab;
@@ -104,10 +105,11 @@ Shard shard_open(const char *path) {
     CHECK_DATA(fd >= 0, "%s: cannot open the shard: %s", path, strerror(errno));
     struct stat st;
     CHECK_DATA(fstat(fd, &st) == 0, "%s: %s", path, strerror(errno));
-    CHECK_DATA(S_ISREG(st.st_mode), "%s is no regular file, a token shard is one (hint: name a .bin file or a folder of them)", path);
-    CHECK_DATA(st.st_size > 0, "%s is truncated: it has 0 bytes, a shard's header alone has %d (hint: fetch or make it again)", path,
-               HEADER_BYTES);
-    CHECK_DATA((uint64_t)st.st_size <= SIZE_MAX, "%s has %jd bytes, more than this machine can address", path, (intmax_t)st.st_size);
+    CHECK_DATA(S_ISREG(st.st_mode), "%s is no regular file, expected a token shard (hint: name a .bin file or a folder of them)",
+               path);
+    CHECK_DATA(st.st_size > 0, "%s is truncated: it has 0 bytes, a shard's header alone has %d (hint: fetch or make it again)",
+               path, HEADER_BYTES);
+    CHECK_DATA((uint64_t)st.st_size <= SIZE_MAX, "%s has %jd bytes, more than can be addressed here", path, (intmax_t)st.st_size);
     s.map_bytes = (size_t)st.st_size;
     s.map = mmap(NULL, s.map_bytes, PROT_READ, MAP_SHARED, fd, 0);
     CHECK_DATA(s.map != MAP_FAILED, "%s (%zu bytes): cannot map it into memory: %s", path, s.map_bytes, strerror(errno));
@@ -139,7 +141,8 @@ void shard_read(const Shard *s, int *out, int64_t at, int n, int V) {
             out[i] = (int)tok[i];
         }
     }
-    CHECK_DATA(bad < 0, "shard %s (%zu bytes) holds token %" PRIu32 " at %" PRId64 ", the model's vocabulary is %d (hint: was it made with "
+    CHECK_DATA(bad < 0,
+               "shard %s (%zu bytes) holds token %" PRIu32 " at %" PRId64 ", the model's vocabulary is %d (hint: was it made with "
                "another tokenizer?)", s->path, s->map_bytes, (uint32_t)out[bad], at + bad, V);
 }
 
@@ -198,8 +201,8 @@ void shard_put(ShardWriter *w, const int *tok, size_t n) {
         if (m > n - i) m = n - i;
         if ((int64_t)m > w->limit - w->in_shard) m = (size_t)(w->limit - w->in_shard);
         for (size_t j = 0; j < m; j++) {
-            CHECK_DATA(tok[i + j] >= 0 && tok[i + j] < w->vocab, "token %d to be written to %s, its vocabulary is %d", tok[i + j], w->tmp,
-                       w->vocab);
+            CHECK_DATA(tok[i + j] >= 0 && tok[i + j] < w->vocab, "token %d to be written to %s, its vocabulary is %d", tok[i + j],
+                       w->tmp, w->vocab);
             buf[j] = (uint16_t)tok[i + j];
         }
         CHECK_DATA(fwrite(buf, 2, m, w->file) == m, "%s: cannot write: %s (hint: is the disk full?)", w->tmp, strerror(errno));

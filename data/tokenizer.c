@@ -34,8 +34,9 @@ size_t tokenizer_encode(const Tokenizer *t, int *ids, const char *text, size_t n
 }
 
 const char *tokenizer_piece(const Tokenizer *t, int id, size_t *n) {
-    CHECK_DATA(id >= 0 && id < VOCAB, "token %d to be decoded, the byte-level vocabulary is %d (hint: was the model trained with another "
-               "tokenizer?)", id, VOCAB);
+    CHECK_DATA(id >= 0 && id < VOCAB,
+               "token %d to be decoded, the byte-level vocabulary is %d (hint: was the model trained with another tokenizer?)", id,
+               VOCAB);
     if (id == SEPARATOR) {
         *n = strlen(TOKENIZER_SEPARATOR_TEXT);
         return TOKENIZER_SEPARATOR_TEXT;
@@ -86,8 +87,9 @@ static json_t *json_checked(json_t *value, const char *what, const json_error_t 
 
 static json_t *byte_level(void) {
     json_error_t error;
-    return json_checked(json_pack_ex(&error, 0, "{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1,
-                                     "use_regex", 0), "tokenizer.json", &error);
+    json_t *value = json_pack_ex(&error, 0, "{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1,
+                                 "use_regex", 0);
+    return json_checked(value, "tokenizer.json", &error);
 }
 
 static void write_json(const char *dir, const char *name, json_t *value) {
@@ -108,20 +110,21 @@ void tokenizer_write(const Tokenizer *t, const char *dir) {
         byte_char(key, b);
         CHECK_DATA(json_object_set_new(vocab, key, json_integer(b)) == 0, "cannot build tokenizer.json: byte %d", b);
     }
-    json_t *special = json_pack_ex(&error, 0, "{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", SEPARATOR, "content", TOKENIZER_SEPARATOR_TEXT,
-                                   "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+    json_t *special = json_pack_ex(&error, 0, "{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", SEPARATOR, "content",
+                                   TOKENIZER_SEPARATOR_TEXT, "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special",
+                                   1);
     // a BPE without merges leaves each byte a token of its own
-    json_t *model = json_pack_ex(&error, 0, "{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout", "unk_token",
-                                 "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0,
-                                 "vocab", vocab, "merges");
+    json_t *model = json_pack_ex(&error, 0, "{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout",
+                                 "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0,
+                                 "ignore_merges", 0, "vocab", vocab, "merges");
     json_checked(special, "tokenizer.json", &error);
     json_checked(model, "tokenizer.json", &error);
-    json_t *all = json_pack_ex(&error, 0, "{s:s, s:n, s:n, s:[o], s:n, s:o, s:n, s:o, s:o}", "version", "1.0", "truncation", "padding",
-                               "added_tokens", special, "normalizer", "pre_tokenizer", byte_level(), "post_processor", "decoder",
-                               byte_level(), "model", model);
+    json_t *all = json_pack_ex(&error, 0, "{s:s, s:n, s:n, s:[o], s:n, s:o, s:n, s:o, s:o}", "version", "1.0", "truncation",
+                               "padding", "added_tokens", special, "normalizer", "pre_tokenizer", byte_level(), "post_processor",
+                               "decoder", byte_level(), "model", model);
     write_json(dir, "tokenizer.json", json_checked(all, "tokenizer.json", &error));
-    json_t *config = json_pack_ex(&error, 0, "{s:s, s:s, s:s, s:n, s:b, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "bos_token",
-                                  TOKENIZER_SEPARATOR_TEXT, "eos_token", TOKENIZER_SEPARATOR_TEXT, "unk_token", "add_prefix_space", 0,
-                                  "clean_up_tokenization_spaces", 0);
+    json_t *config = json_pack_ex(&error, 0, "{s:s, s:s, s:s, s:n, s:b, s:b}", "tokenizer_class", "PreTrainedTokenizerFast",
+                                  "bos_token", TOKENIZER_SEPARATOR_TEXT, "eos_token", TOKENIZER_SEPARATOR_TEXT, "unk_token",
+                                  "add_prefix_space", 0, "clean_up_tokenization_spaces", 0);
     write_json(dir, "tokenizer_config.json", json_checked(config, "tokenizer_config.json", &error));
 }

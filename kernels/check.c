@@ -1,6 +1,7 @@
 // Errors and sizes: see check.h.
 #include "kernels/check.h"
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,6 +19,8 @@ typedef struct Label {
 static _Thread_local Label thread_label;
 static Label process_label;
 static atomic_flag speaking = ATOMIC_FLAG_INIT; // one message per process, whatever its threads find at the same time
+
+enum { DIE_WAIT_S = 5 }; // what a launcher may take to end the ranks after rank 0 has reported and gone
 
 static int env_int(const char *name, int missing) {
     const char *text = getenv(name);
@@ -64,7 +67,13 @@ _Noreturn void die(int status, const char *file, int line, const char *fmt, ...)
     used = n < 0 ? used : used + (size_t)n < room ? used + (size_t)n : room - 1;
     text[used++] = '\n';
 
-    if (several && who.rank != 0) nanosleep(&(struct timespec){1, 0}, NULL);
+    if (several && who.rank != 0) { // the launcher ends this rank with SIGTERM, which a trainer may have blocked
+        sigset_t term;
+        sigemptyset(&term);
+        sigaddset(&term, SIGTERM);
+        pthread_sigmask(SIG_UNBLOCK, &term, NULL);
+        nanosleep(&(struct timespec){DIE_WAIT_S, 0}, NULL);
+    }
     while (atomic_flag_test_and_set(&speaking)) pause();
     fflush(stdout);
     ssize_t written = write(STDERR_FILENO, text, used);

@@ -14,7 +14,7 @@ enum {                // exit status of every program
 };
 
 // Prints "rank R: file:line: message" (the rank only where there are several) and ends the whole run with `status`.
-// A rank other than 0 first gives rank 0 a second to report the same fault, so that a fault all ranks see is told once.
+// A rank other than 0 first gives rank 0 some seconds to report the same fault, so that a fault all ranks see is told once.
 _Noreturn void die(int status, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 

@@ -109,7 +109,7 @@ if [ "$(id -u)" -ne 0 ]; then
     if command -v sudo > /dev/null && sudo -n true 2> /dev/null; then
         as_root=sudo
     else
-        give_up "not root, and sudo asks for a password: run this as root, then start again:
+        give_up "not root, and there is no sudo without a password: run this as root, then start again:
   apt-get update && apt-get install -y --no-install-recommends$packages"
     fi
 fi

@@ -27,7 +27,8 @@ fail() { echo "get_data: $*" >&2; exit 3; }
 check_sum() { # FILE SHA256
     found=$(sha256sum < "$1")
     found=${found%% *}
-    [ "$found" = "$2" ] || fail "$1 ($(wc -c < "$1") bytes) has sha256 $found, expected $2 (hint: another version of the source; nothing was kept)"
+    [ "$found" = "$2" ] ||
+        fail "$1 ($(wc -c < "$1") bytes) has sha256 $found, expected $2 (hint: is it another version of the text?)"
 }
 
 check_size() { # FILE BYTES
@@ -43,7 +44,7 @@ prepare_here() { (cd "$new" && "$prepare" --out . "$@"); }
 # ordinary user may not renew the system's.
 unpack() {
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
-        fail "apt-get and dpkg-deb are needed to fetch '$name' and are not here (hint: prepare a text of your own with build/prepare)"
+        fail "apt-get and dpkg-deb are needed to fetch '$name' and are not here (hint: build/prepare takes a text of your own)"
     for package in "$@"; do
         mkdir "$tmp/deb-$package"
         if ! fetch_package "$package" 2> "$tmp/apt.log"; then
@@ -51,8 +52,10 @@ unpack() {
             mkdir -p "$tmp/apt/lists/partial" "$tmp/apt/cache/archives/partial"
             private="-o Dir::State::Lists=$tmp/apt/lists -o Dir::Cache=$tmp/apt/cache"
             # shellcheck disable=SC2086
-            apt-get -qq -o APT::Sandbox::User=root $private update 2>> "$tmp/apt.log" && fetch_package "$package" 2>> "$tmp/apt.log" ||
-                { cat "$tmp/apt.log" >&2; fail "package $package could not be downloaded (hint: is there a network, and a Debian or Ubuntu archive in the apt sources?)"; }
+            if ! { apt-get -qq -o APT::Sandbox::User=root $private update && fetch_package "$package"; } 2>> "$tmp/apt.log"; then
+                cat "$tmp/apt.log" >&2
+                fail "package $package could not be downloaded (hint: is there a network, and Debian or Ubuntu in apt's sources?)"
+            fi
         fi
         dpkg-deb -x "$tmp/deb-$package"/*.deb "$tmp/$package"
         say "unpacked $package"
@@ -138,7 +141,14 @@ get_austen() {
 
 get_kjv() {
     unpack bible-kjv bible-kjv-text
-    "$tmp/bible-kjv/usr/bin/bible" -p "$tmp/bible-kjv-text/usr/lib/" -f gen1:1-rev22:21 < /dev/null > "$new/kjv.txt"
+    bible=$tmp/bible-kjv/usr/bin/bible
+    if ! "$bible" -p "$tmp/bible-kjv-text/usr/lib/" gen1:1 < /dev/null > "$tmp/bible.log" 2>&1; then
+        unpack libreadline8 # what the program links, which small systems lack
+        LD_LIBRARY_PATH=$(dirname "$(find "$tmp/libreadline8" -name 'libreadline.so.8')")
+        export LD_LIBRARY_PATH
+    fi
+    "$bible" -p "$tmp/bible-kjv-text/usr/lib/" -f gen1:1-rev22:21 < /dev/null > "$new/kjv.txt"
+    unset LD_LIBRARY_PATH
     check_sum "$new/kjv.txt" cd45f0c9cedab8e4439bd6486c8952c77cc8b0ecc5d1f6ae3513f2039f47229d
     prepare_here --documents file kjv.txt
 }
@@ -169,6 +179,8 @@ download() { # URL FILE
     mv "$2.part" "$2"
 }
 
+hub=https://huggingface.co/datasets
+
 get_tinyshakespeare() {
     from=$PWD/data/download/tinyshakespeare.txt
     download https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt $from
@@ -178,7 +190,7 @@ get_tinyshakespeare() {
 
 get_tinystories() {
     for part in train valid; do
-        download https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-$part.txt data/download/tinystories-$part.txt
+        download $hub/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-$part.txt data/download/tinystories-$part.txt
     done
     from=$PWD/data/download
     prepare_here --val-fraction 0 "$from/tinystories-train.txt"
@@ -198,30 +210,32 @@ token_shards() { # URL_STEM MOST
         check_size "$file" 200001024
         i=$((i + 1))
     done
-    say "data/$name holds $count training shards and one for validation: train with --data data/$name and a vocabulary of 50257 or more"
+    say "data/$name holds $count training shards and one for validation (hint: --data data/$name, a vocabulary of 50257 or more)"
 }
 
 # ---- main ------------------------------------------------------------------------------------------------------------
 
+[ $# -le 2 ] || { usage >&2; exit 2; }
 name=${1:-austen}
 count=${2:-1}
 case $name in
-austen | kjv | domains) scripts/deps.sh data ;;
-tinyshakespeare | tinystories | fineweb | fineweb-edu) scripts/deps.sh url ;;
+austen | kjv | domains) needs=data ;;
+tinyshakespeare | tinystories | fineweb | fineweb-edu) needs=url ;;
 -h | --help) usage; exit 0 ;;
 *) usage >&2; echo "get_data: '$name' is not known" >&2; exit 2 ;;
-esac
-case $name in # shards as they are: each is there or not for itself
-fineweb) token_shards https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fineweb 103; exit ;;
-fineweb-edu) token_shards https://huggingface.co/datasets/karpathy/fineweb-edu-100B-gpt2-token-shards/resolve/main/edu_fineweb 1000; exit ;;
 esac
 if [ -e "data/$name/train.bin" ] && [ -e "data/$name/val.bin" ]; then
     say "data/$name is there already (hint: remove the folder to make it anew)"
     exit 0
 fi
+scripts/deps.sh $needs
+case $name in # shards as they are: each is there or not for itself
+fineweb) token_shards $hub/kjj0/fineweb10B-gpt2/resolve/main/fineweb 103; exit ;;
+fineweb-edu) token_shards $hub/karpathy/fineweb-edu-100B-gpt2-token-shards/resolve/main/edu_fineweb 1000; exit ;;
+esac
 [ -e "data/$name" ] && fail "data/$name exists without train.bin and val.bin (hint: remove or rename the folder)"
 prepare=${BUILD:-build}/prepare
-[ -x "$prepare" ] || { say "building $prepare"; make "$prepare"; }
+[ -x "$prepare" ] || { say "building $prepare"; make -s "$prepare"; }
 case $prepare in /*) ;; *) prepare=$PWD/$prepare ;; esac
 
 tmp=$(mktemp -d "$PWD/data/tmp.XXXXXX")

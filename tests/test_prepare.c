@@ -184,7 +184,8 @@ static void test_blank_lines(void **state) {
 
 static void test_jsonl(void **state) {
     (void)state;
-    const char *in = "{\"text\": \"one\", \"n\": 1}\n\n{\"text\": \"\"}\n{\"text\": \"t\\u00e9\\n<|endoftext|>\\u0000\"}\n  {\"text\": \"z\"}";
+    const char *in = "{\"text\": \"one\", \"n\": 1}\n\n{\"text\": \"\"}\n"
+                     "{\"text\": \"t\\u00e9\\n<|endoftext|>\\u0000\"}\n  {\"text\": \"z\"}";
     put("in.jsonl", in, strlen(in));
     Child c = run_with("--format jsonl --val-fraction 0 in.jsonl", "", 0);
     assert_int_equal(c.status, 0);
@@ -200,7 +201,8 @@ static void test_jsonl(void **state) {
     holds("o/train.bin", "#s");
     refused("--overwrite --format jsonl -", "{\"text\": \"a\"}\n{\"text\": 5}\n", 3, "line 2 has no string", "'text'");
     refused("--overwrite --format jsonl --key body -", "{\"text\": \"a\"}\n", 3, "line 1 has no string", "'body'");
-    refused("--overwrite --format jsonl -", "{\"text\": \"a\"}\n\n{\"text\": \"b\"\n", 3, "standard input: line 3", "--format jsonl expects");
+    refused("--overwrite --format jsonl -", "{\"text\": \"a\"}\n\n{\"text\": \"b\"\n", 3, "standard input: line 3",
+            "--format jsonl expects");
     refused("--overwrite --format jsonl -", "[\"text\"]\n", 3, "line 1 has no string", "'text'");
     refused("--overwrite --format jsonl -", "{\"text\": \"\"}\n", 3, "standard input holds no text", "");
     holds("o/train.bin", "#s"); // a refused input leaves the old shards as they were

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 . scripts/mpi_env.sh
 bin=${MOE_BUILD:-build}
 tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
+trap 'pkill -KILL -f -- "--out $tmp" 2>/dev/null; rm -rf "$tmp"' EXIT
 checks=0 faults=0
 
 ok() { # ok WHAT COMMAND...: the command succeeds
@@ -41,7 +41,8 @@ cmp_differ() { ! cmp_checkpoints "$1" "$2"; }
 cat */*.h */*.c >"$tmp/text"
 ok prepare "$bin/prepare" --out "$tmp/data" "$tmp/text"
 model="--layers 2 --width 32 --heads 2 --kv-heads 1 --head-size 16 --experts 8 --topk 2 --expert-width 24 --seq 32"
-common="$bin/train $model --data $tmp/data --batch 8 --lr 0.01 --router-skew 1.0 --router-bias --bias-rate 0.001 --z-loss 0.001"
+bare="$bin/train $model --batch 8 --router-skew 1.0 --router-bias --bias-rate 0.001 --z-loss 0.001"
+common="$bare --data $tmp/data --lr 0.01"
 train() { # train OUT FLAGS...
     local out=$1
     shift
@@ -89,7 +90,7 @@ ok "generate on two ranks" $MPIRUN -n 2 "$bin/generate" --checkpoint "$tmp/half"
 $MPIRUN -n 2 $common --out "$tmp/term" --steps 100000 $quiet >"$tmp/term.log" 2>&1 &
 pid=$!
 for _ in $(seq 100); do [ "$(grep -c '"step"' "$tmp/term/log.jsonl" 2>/dev/null)" -gt 3 ] 2>/dev/null && break || sleep 0.2; done
-pkill -TERM -f -- "train .*--out $tmp/term " -n
+pkill -TERM -n -f -- "train .*--out $tmp/term "
 wait $pid
 ok "SIGTERM: a checkpoint and status 0" test $? = 0 -a -n "$(ls -d "$tmp"/term/step_* 2>/dev/null)"
 $MPIRUN -n 4 $common --out "$tmp/kill" --steps 100000 $quiet >"$tmp/kill.log" 2>&1 &
@@ -102,30 +103,31 @@ status=$?
 ok "a killed rank ends the run (status $status, $((SECONDS - start)) s)" test $status != 0 -a $((SECONDS - start)) -lt 30
 
 # ---- bad input --------------------------------------------------------------------------------------------------------------
-refused 2 "leyers" train x --leyers 3
-refused 2 "experts" mtrain 3 x --steps 1
-refused 2 "batch" train x --steps 1 --virtual-ranks 8 --batch 12
-refused 2 "ep" mtrain 4 x --steps 1 --ep 3
-refused 2 "topk" train x --steps 1 --topk 9
-refused 2 "renorm" train x --steps 1 --topk 1
-refused 2 "nodes" mtrain 4 x --steps 1 --nodes 3
-refused 3 "get_data.sh" $common --data "$tmp/nowhere" --out "$tmp/x" --steps 1
-refused 3 "resume" $bin/train --resume "$tmp/nowhere"
+x="--out $tmp/x --steps 1"
+refused 2 "leyers" $common $x --leyers 3
+refused 2 "experts" $MPIRUN -n 3 $common $x
+refused 2 "batch" $bare --data "$tmp/data" $x --virtual-ranks 8 --micro-batch 3
+refused 2 "cannot be cut" $MPIRUN -n 4 $common $x --ep 3
+refused 2 "topk\|per token" $bin/train --layers 2 --experts 8 --topk 9 --data "$tmp/data" $x
+refused 2 "renorm" $bin/train --layers 2 --experts 8 --topk 1 --data "$tmp/data" $x
+refused 2 "nodes" $MPIRUN -n 4 $common $x --nodes 3
+refused 3 "build/prepare" $bare --data "$tmp/nowhere" $x
+refused 3 "nowhere" "$bin/train" --resume "$tmp/nowhere"
 mkdir -p "$tmp/bad"
 cp "$tmp/data/val.bin" "$tmp/bad/"
 head -c 5000 "$tmp/data/train.bin" >"$tmp/bad/train.bin"
-refused 3 "train.bin" $MPIRUN -n 2 $common --data "$tmp/bad" --out "$tmp/x" --steps 1
+refused 3 "train.bin" $MPIRUN -n 2 $bare --data "$tmp/bad" $x
 echo "<html>404</html>" >"$tmp/bad/train.bin"
-refused 3 "train.bin" $common --data "$tmp/bad" --out "$tmp/x" --steps 1
+refused 3 "train.bin" $bare --data "$tmp/bad" $x
 cp -r "$(last whole)" "$tmp/broken"
 f=$(ls "$tmp"/broken/model*.safetensors | head -n 1)
 head -c 3000 "$f" >"$f.cut" && mv "$f.cut" "$f"
-refused 3 "safetensors" $MPIRUN -n 2 "$bin/train" --resume "$tmp/broken" --data "$tmp/data" --out "$tmp/x"
+refused 3 "safetensors" $MPIRUN -n 2 "$bin/train" --resume "$tmp/broken" --data "$tmp/data" --out "$tmp/x" --steps 20
 echo '{"model_type": "qwen3_moe"}' >"$tmp/broken/config.json"
 refused 3 "config.json" "$bin/generate" --checkpoint "$tmp/broken"
 echo "nodes = two" >"$tmp/cluster.conf"
-refused 3 "cluster.conf" train x --steps 1 --cluster "$tmp/cluster.conf"
-refused 4 "step" $MPIRUN -n 2 $common --out "$tmp/nan" --steps 200 $quiet --lr 1e30 --clip 0 --optimizer sgd
+refused 3 "cluster.conf" $common $x --cluster "$tmp/cluster.conf"
+refused 4 "not a finite" $MPIRUN -n 2 $bare --data "$tmp/data" --out "$tmp/nan" --steps 200 $quiet --lr 1e30 --clip 0 --optimizer sgd
 
 echo "$checks checks, $faults faults"
 [ $faults = 0 ]

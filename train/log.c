@@ -204,8 +204,7 @@ void log_bars(char *out, const int64_t *seen, int E, int utf8) {
     *out = 0;
     for (int e = 0; e < E; e++) {
         double share = sum ? (double)seen[e] * E / (double)sum : 0;
-        int i = (int)(share * 4); // a quarter of the mean per glyph: 0.75 to 1.25 is the middle one
-        i = share == 0 ? 0 : (int)lround(share * 4) - 1;
+        int i = (int)lround(share * 4) - 1; // a quarter of the mean per glyph
         i = i < 0 ? 0 : i > 7 ? 7 : i;
         if (utf8) out = stpcpy(out, blocks[i]);
         else *out++ = ascii[i], *out = 0;

@@ -163,6 +163,9 @@ static void model_to_flags(Options *o, const ModelConfig *c) {
     o->dense_text[0] = 0;
     for (int l = 0; l < c->L && l < o->layers; l++)
         if (c->dense[l]) at += snprintf(o->dense_text + at, sizeof o->dense_text - (size_t)at, at ? ",%d" : "%d", l);
+    Flag *f = flags_find(o->flags, "dense-layers");
+    if (f->set == 2) free((char *)o->dense_layers); // it came from a file, but the command line's preset comes first
+    f->set = 0;
     o->dense_layers = o->dense_text;
 }
 

@@ -8,7 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ALIGN = 64, MAX_THREADS = 1024, COPY_CHUNK = 1 << 20 }; // bytes
+enum { ALIGN = 64, COPY_CHUNK = 1 << 20, HUGE_MIN = 16 << 20 }; // bytes; HUGE_MIN: a block that gets huge pages
+enum { MAX_THREADS = 1024 };
 
 static double now_ms(void) {
     struct timespec t;
@@ -78,6 +79,7 @@ void *dev_alloc(Dev *d, size_t bytes, const char *what) {
     CHECK_DEVICE(base != MAP_FAILED, "no memory for %s: %zu bytes asked for, %zu held so far: %s (hint: a smaller model, "
                  "batch or --seq, or fewer ranks on this machine)", what, bytes, d->allocated, strerror(errno));
     CHECK_DEVICE(!mprotect(base + room, page, PROT_NONE), "%s: cannot protect its guard page: %s", what, strerror(errno));
+    if (room >= HUGE_MIN) madvise(base, room, MADV_HUGEPAGE); // fewer TLB misses; a kernel without them says no, which is fine
     char *p = base;
     if (d->poison) {
         p += room - (bytes + ALIGN - 1) / ALIGN * ALIGN;

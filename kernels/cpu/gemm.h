@@ -23,6 +23,7 @@ enum {
     GEMM_MR = 6,                      // rows of a register tile
     GEMM_NR = 64 / sizeof(real),      // columns of a register tile: two vectors
     GEMM_MC = 96,                    // rows of a packed block of a: about 100 KB of the second-level cache
+    GEMM_NG = 4 * GEMM_NR,            // columns packed at a time, right before their first use
     GEMM_NC = 512,                    // columns of a packed block of b
     GEMM_LINE = 64 / sizeof(real),    // strides get one line more than a power of two, which would map to few cache sets
     GEMM_ROW = GEMM_KC + GEMM_LINE,   // from one row of packed a to the next (not transposed)

@@ -46,9 +46,13 @@ ISA_FN static void ISA(pack_a)(real *dst, const real *a, size_t ld, int kc, int 
 ISA_FN static void ISA(pack_a_turned)(real *dst, const real *a, size_t ld, int kc, int m)
 {
     int n_full = m / GEMM_MR, rest = m % GEMM_MR;
+    int n_wide = (m - VL + GEMM_MR) / GEMM_MR; // panels whose rows can be copied by a whole vector
+    if (n_wide < 0 || (int)VL < (int)GEMM_MR) n_wide = 0;
     for (int k = 0; k < kc; k += 8) {
         int k1 = k + 8 < kc ? k + 8 : kc;
-        for (int p = 0; p < n_full; p++)
+        for (int p = 0; p < n_wide; p++) // what a vector writes too much, the next row or panel or the line between overwrites
+            for (int q = k; q < k1; q++) TILE_STORE(dst + p * GEMM_APANEL + q * GEMM_MR, TILE_LOAD(a + q * ld + p * GEMM_MR));
+        for (int p = n_wide; p < n_full; p++)
             for (int q = k; q < k1; q++) memcpy(dst + p * GEMM_APANEL + q * GEMM_MR, a + q * ld + p * GEMM_MR, GEMM_MR * sizeof(real));
         for (int q = k; q < k1 && rest; q++)
             for (int i = 0; i < GEMM_MR; i++)
@@ -114,32 +118,40 @@ ISA_FN static void ISA(gemm_few)(const Product *p, int i0, int m, int j0, int j1
         for (int j = 0; j < n; j++) p->c[(i0 + i) * ldc + j0 + j] = ct[j * nr + i];
 }
 
+// Columns j..j+n of the sum's block k0 into packed b
+ISA_FN static void ISA(pack_columns)(real *dst, const Product *p, int k0, int kc, int j, int n)
+{
+    const size_t n_all = (size_t)p->n, k_all = (size_t)p->k;
+    if (p->form == GEMM_NT) {
+        const real *b = p->b + j * k_all + k0;
+        for (int q = 0; q < n; q += GEMM_NR)
+            ISA(pack_b_turned)(dst + q / GEMM_NR * GEMM_BPANEL, b + q * k_all, k_all, kc, n - q < GEMM_NR ? n - q : GEMM_NR, GEMM_NR);
+    } else {
+        const real *b = p->b + k0 * n_all + j;
+        ISA(pack_b)(dst, b, n_all, kc, n);
+    }
+}
+
 ISA_FN static void ISA(gemm_task)(const Product *p, int i0, int i1, int j0, int j1, GemmScratch *s)
 {
     if (p->form == GEMM_NT && i1 - i0 <= GEMM_NR) {
         ISA(gemm_few)(p, i0, i1 - i0, j0, j1, s);
         return;
     }
-    size_t m_all = (size_t)p->m, n_all = (size_t)p->n, k_all = (size_t)p->k;
-    int n = j1 - j0;
+    const size_t m_all = (size_t)p->m, n_all = (size_t)p->n, k_all = (size_t)p->k;
     for (int k0 = 0; k0 == 0 || k0 < p->k; k0 += GEMM_KC) {
-        int kc = p->k - k0 < GEMM_KC ? p->k - k0 : GEMM_KC;
-        if (p->form == GEMM_NT)
-            for (int j = 0; j < n; j += GEMM_NR)
-                ISA(pack_b_turned)(s->b + j / GEMM_NR * GEMM_BPANEL, p->b + (j0 + j) * k_all + k0, k_all, kc,
-                                   n - j < GEMM_NR ? n - j : GEMM_NR, GEMM_NR);
-        else ISA(pack_b)(s->b, p->b + k0 * n_all + j0, n_all, kc, n);
+        const int kc = p->k - k0 < GEMM_KC ? p->k - k0 : GEMM_KC;
         for (int i = i0; i < i1; i += GEMM_MC) {
-            int m = i1 - i < GEMM_MC ? i1 - i : GEMM_MC;
-            size_t at = i * n_all + j0;
-            real *c = p->c + at;
-            const real *z = k0 ? c : p->z ? p->z + at : NULL;
-            if (p->form == GEMM_TN) {
-                ISA(pack_a_turned)(s->a, p->a + k0 * m_all + i, m_all, kc, m);
-                ISA(tiles_turned)(c, z, n_all, s->a, s->b, m, n, kc);
-            } else {
-                ISA(pack_a)(s->a, p->a + i * k_all + k0, k_all, kc, m);
-                ISA(tiles_rows)(c, z, n_all, s->a, s->b, m, n, kc);
+            const int m = i1 - i < GEMM_MC ? i1 - i : GEMM_MC;
+                        if (p->form == GEMM_TN) ISA(pack_a_turned)(s->a, p->a + k0 * m_all + i, m_all, kc, m);
+            else ISA(pack_a)(s->a, p->a + i * k_all + k0, k_all, kc, m);
+            for (int j = j0; j < j1; j += GEMM_NG) {
+                const int n = j1 - j < GEMM_NG ? j1 - j : GEMM_NG;
+                real *b = s->b + (j - j0) / GEMM_NR * GEMM_BPANEL, *c = p->c + i * n_all + j;
+                const real *z = k0 ? c : p->z ? p->z + i * n_all + j : NULL;
+                if (i == i0) ISA(pack_columns)(b, p, k0, kc, j, n);
+                if (p->form == GEMM_TN) ISA(tiles_turned)(c, z, n_all, s->a, b, m, n, kc);
+                else ISA(tiles_rows)(c, z, n_all, s->a, b, m, n, kc);
             }
         }
     }

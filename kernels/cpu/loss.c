@@ -8,35 +8,20 @@ enum { LANES = 16, SEGMENT = 1024, PARTS = 128 };
 
 // ---- cross-entropy -------------------------------------------------------------------------------------------------
 // A NaN may be passed over here: its exp is NaN again and reaches the sum.
-DEV_CLONES static wide row_max(const real *x, int n) {
-    wide lane[LANES];
-    for (int j = 0; j < LANES; j++) lane[j] = x[0];
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
-    for (; i < n; i++) lane[0] = x[i] > lane[0] ? x[i] : lane[0];
-    for (int j = 1; j < LANES; j++) lane[0] = lane[j] > lane[0] ? lane[j] : lane[0];
-    return lane[0];
-}
+DEV_CLONES static wide row_max(const real *x, int n) { return vmax(x, n); }
 
-// y[i] = exp(x[i] - max), y may be x; returns their sum
+// y[i] = exp(x[i] - max) of at most SEGMENT elements; y is x or lies apart. Returns their sum
 DEV_CLONES static double segment_exp(real *y, const real *x, int n, wide max) {
     wide lane[LANES] = {0};
+    double s = 0;
     int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        wide e[LANES];
-        for (int j = 0; j < LANES; j++) e[j] = vexp(x[i + j] - max);
-        for (int j = 0; j < LANES; j++) lane[j] += e[j];
-        for (int j = 0; j < LANES; j++) y[i + j] = (real)e[j];
-    }
-    double tail = 0, s = 0;
-    for (; i < n; i++) {
-        wide e = vexp(x[i] - max);
-        tail += e;
-        y[i] = (real)e;
-    }
+#pragma GCC ivdep
+    for (int k = 0; k < n; k++) y[k] = (real)vexp(x[k] - max);
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] += y[i + j];
+    for (; i < n; i++) s += y[i];
     for (int j = 0; j < LANES; j++) s += lane[j];
-    return s + tail;
+    return s;
 }
 
 DEV_CLONES static void row_scale(real *x, int n, wide a) {

@@ -119,32 +119,25 @@ void dev_swiglu(Dev *d, real *h, const real *gu, const wide *rw, const int *n_ro
     dev_leave(d);
 }
 
-// sum_f dh silu(g) u of whole LANES from f = 0 on, then the rest; dg and du may be g and u
-DEV_CLONES static wide row_swiglu_bwd(real *dg, real *du, real *restrict h, const real *restrict dh, const real *g, const real *u,
-                                      wide rw, int F) {
-    wide lane[LANES] = {0}, s = 0;
-    int f = 0;
-    for (; f + LANES <= F; f += LANES) {
-        wide sg[LANES], gs[LANES], us[LANES];
-        for (int j = 0; j < LANES; j++) gs[j] = g[f + j], us[j] = u[f + j];
-        for (int j = 0; j < LANES; j++) sg[j] = vsigmoid(gs[j]);
-        for (int j = 0; j < LANES; j++) {
-            wide silu = gs[j] * sg[j], di = rw * dh[f + j];
-            lane[j] += dh[f + j] * silu * us[j];
-            h[f + j] = rw * silu * us[j];
-            dg[f + j] = di * us[j] * (sg[j] + silu * (1 - sg[j]));
-            du[f + j] = di * silu;
+// Returns sum_f dh silu(g) u. dg, du either are g, u or lie apart: no element depends on another, as the pragma says.
+DEV_CLONES static wide row_swiglu_bwd(real *dg, real *du, real *h, const real *dh, const real *g, const real *u, wide rw, int F) {
+    enum { PIECE = 128 };
+    wide piece[PIECE], sum = 0;
+    for (int f0 = 0; f0 < F; f0 += PIECE) {
+        int n = F - f0 < PIECE ? F - f0 : PIECE;
+#pragma GCC ivdep
+        for (int i = 0; i < n; i++) {
+            int f = f0 + i;
+            wide gf = g[f], uf = u[f], di = dh[f], s = vsigmoid(gf), silu = gf * s;
+            piece[i] = di * silu * uf;
+            di *= rw;
+            h[f] = rw * silu * uf;
+            dg[f] = di * uf * (s + silu * (1 - s));
+            du[f] = di * silu;
         }
+        sum += vsum(piece, n);
     }
-    for (; f < F; f++) {
-        wide gf = g[f], uf = u[f], sg = vsigmoid(gf), silu = gf * sg, di = rw * dh[f];
-        s += dh[f] * silu * uf;
-        h[f] = rw * silu * uf;
-        dg[f] = di * uf * (sg + silu * (1 - sg));
-        du[f] = di * silu;
-    }
-    for (int j = 0; j < LANES; j++) s += lane[j];
-    return s;
+    return sum;
 }
 
 void dev_swiglu_bwd(Dev *d, real *dgu, real *h, wide *drw, const real *dh, const real *gu, const wide *rw, const int *n_rows,
@@ -177,6 +170,10 @@ void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x
     dev_leave(d);
 }
 
+static void row_prefetch(const real *x, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)x + i);
+}
+
 static void token_gather(real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
                          const int *row, int K, int C) {
     size_t bytes = (size_t)C * sizeof(real);
@@ -186,6 +183,8 @@ static void token_gather(real *y, wide *dw, const real *add, const real *const *
         if (dw) dw[k] = row[k] < 0 ? 0 : wsrc[peer[k]][row[k]];
         if (row[k] < 0) continue;
         const real *x = src[peer[k]] + (size_t)row[k] * C;
+        if (k + 1 < K && row[k + 1] >= 0) // rows lie scattered: nothing but their list foretells the next one
+            row_prefetch(src[peer[k + 1]] + (size_t)row[k + 1] * C, bytes);
         if (begun) row_add(y, x, C);
         else memcpy(y, x, bytes);
         begun = 1;

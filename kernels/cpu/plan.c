@@ -1,12 +1,25 @@
 // Plans on the CPU: the solver's single source, run by one thread.
 #include "kernels/cpu/dev.h"
-#include "topoep/plan.h"
+#define SOLVE_FOR(i, n) for (int i = 0; i < (n); i++)
+#define SOLVE_ONE if (1)
+#define SOLVE_BARRIER() ((void)0)
+#define SOLVE_MAX(x) (x)
+#define SOLVE_SUM(x) (x)
+#define SOLVE_LEAF static DEV_CLONES
 #include "topoep/solve.h"
 
 size_t plan_work_bytes(int R, int E, int N, int S) { return solve_work_bytes(R, E, N, S); }
 
 void plan_solve(Dev *d, Plan *plan, const int *D, int R, int E, const Cost *cost, PlanOptions options, void *work) {
     dev_enter(d);
+    int64_t total = 0, dearest = cost_max(cost->pair_compute_ps, cost_max(cost->pair_inter_ps, cost->pair_intra_ps));
+    for (int i = 0; i < R * E; i++) {
+        CHECK_DEVICE(D[i] >= 0, "a demand matrix holds %d at source %d, expert %d", D[i], i / E, i % E);
+        total += D[i];
+    }
+    CHECK_DEVICE(total <= INT32_MAX && (dearest == 0 || total <= (INT64_MAX >> 3) / dearest),
+                 "a plan for %lld pairs of up to %lld ps each: their time does not fit (hint: smaller microbatches, or the cluster file)",
+                 (long long)total, (long long)dearest);
     Solve v;
     solve_bind(&v, work, D, R, E, cost, options.block > 0 ? options.block : 1);
     if (options.policy == POLICY_TOPOEP) solve_topoep(&v);

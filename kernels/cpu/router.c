@@ -1,5 +1,6 @@
 // From logits to experts and weights, its backward, and what is counted of it, on the CPU.
 #include "kernels/cpu/dev.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/cpu/vmath.h"
 #include <string.h>
 
@@ -8,18 +9,21 @@
 static const wide TINY = (wide)1e-20;
 
 // ---- forward -------------------------------------------------------------------------------------------------------
-static int row_finite(const wide *x, const wide *bias, int E) {
-    int ok = 1;
-    for (int e = 0; e < E; e++) ok &= isfinite(x[e]) && (!bias || isfinite(bias[e]));
-    return ok;
+DEV_CLONES static int row_finite(const wide *x, int E) {
+    wide lane[VLANES] = {0}, s = 0; // stay 0: x - x is NaN for a NaN and for an infinity
+    int e = 0;
+    for (; e + VLANES <= E; e += VLANES)
+        for (int j = 0; j < VLANES; j++) lane[j] += x[e + j] - x[e + j];
+    for (; e < E; e++) s += x[e] - x[e];
+    for (int j = 0; j < VLANES; j++) s += lane[j];
+    return s == 0;
 }
 
 // score (E) overwritten; returns log sum_e exp logit
 DEV_CLONES static wide row_scores(wide *restrict score, const wide *restrict x, int E, RouterScore kind) {
-    wide max = x[0], sum = 0;
-    for (int e = 1; e < E; e++) max = x[e] > max ? x[e] : max;
+    wide max = vmax(x, E), sum;
     for (int e = 0; e < E; e++) score[e] = vexp(x[e] - max);
-    for (int e = 0; e < E; e++) sum += score[e];
+    sum = vsum(score, E);
     if (kind == ROUTER_SIGMOID)
         for (int e = 0; e < E; e++) score[e] = vsigmoid(x[e]);
     else
@@ -27,46 +31,73 @@ DEV_CLONES static wide row_scores(wide *restrict score, const wide *restrict x, 
     return max + vlog(sum);
 }
 
-// Indices of the K largest of score + bias, largest first. A later one must be strictly larger to go ahead, so ties go to
-// the lower index. key (K) holds their biased scores afterwards.
-static void row_choose(int *idx, wide *key, const wide *score, const wide *bias, int E, int K) {
-    for (int e = 0; e < E; e++) {
-        wide s = bias ? score[e] + bias[e] : score[e];
-        int k = e < K ? e : K;
-        if (k == K && !(s > key[K - 1])) continue;
-        if (k == K) k--; // the last one falls out
-        for (; k > 0 && s > key[k - 1]; k--) {
-            key[k] = key[k - 1];
-            idx[k] = idx[k - 1];
-        }
-        key[k] = s;
-        idx[k] = e;
+DEV_CLONES static void row_normalise(wide *x, int E) {
+    wide a = 1 / (vsum(x, E) + TINY);
+    for (int e = 0; e < E; e++) x[e] *= a;
+}
+
+// Where score + bias (NULL: none) is largest, the lowest such place. Lane j of the vectors looks at every VL-th element and
+// keeps its first; written out because the compiler does not vectorise a search.
+DEV_CLONES static int row_argmax(const wide *score, const wide *bias, int E) {
+    vec best = (vec){0} - INFINITY;
+    ivec at = {0}, here = {0};
+    for (int j = 0; j < VL; j++) here[j] = j;
+    int e = 0;
+    for (; e + VL <= E; e += VL) {
+        vec key = TILE_LOAD(score + e);
+        if (bias) key += TILE_LOAD(bias + e);
+        ivec more = key > best;
+        best = (vec)((more & (ivec)key) | (~more & (ivec)best));
+        at = (more & here) | (~more & at);
+        here += VL;
     }
+    wide top = best[0];
+    int where = (int)at[0];
+    for (int j = 1; j < VL; j++) {
+        int take = (best[j] > top) | ((best[j] == top) & (at[j] < where));
+        top = take ? best[j] : top;
+        where = take ? (int)at[j] : where;
+    }
+    for (; e < E; e++) {
+        wide key = bias ? score[e] + bias[e] : score[e];
+        if (key > top) top = key, where = e;
+    }
+    return where;
+}
+
+// The K largest, largest first, ties to the lower index; picked (K) their scores. A score that is taken makes way for the
+// next search and is put back at the end.
+static void row_choose(int *idx, wide *picked, wide *score, const wide *bias, int E, int K) {
+    for (int k = 0; k < K; k++) {
+        int e = row_argmax(score, bias, E);
+        idx[k] = e;
+        picked[k] = score[e];
+        score[e] = -INFINITY;
+    }
+    for (int k = 0; k < K; k++) score[idx[k]] = picked[k];
 }
 
 static void row_route(int *idx, wide *weight, wide *prob, wide *lse, const wide *logits, const wide *bias, RouterShape s) {
     *lse = row_scores(prob, logits, s.E, s.score);
-    row_choose(idx, weight, prob, bias, s.E, s.K); // weight serves as room for the keys
+    row_choose(idx, weight, prob, bias, s.E, s.K);
     wide sum = 0, a = (wide)s.scale;
-    for (int k = 0; k < s.K; k++) sum += weight[k] = prob[idx[k]];
+    for (int k = 0; k < s.K; k++) sum += weight[k];
     if (s.renorm) a /= sum + TINY;
     for (int k = 0; k < s.K; k++) weight[k] *= a;
     if (s.score == ROUTER_SOFTMAX) return; // sums to 1 as it is
-    wide all = 0;
-    for (int e = 0; e < s.E; e++) all += prob[e];
-    for (int e = 0; e < s.E; e++) prob[e] /= all + TINY;
+    row_normalise(prob, s.E);
 }
 
 void dev_route(Dev *d, int *idx, wide *weight, wide *prob, wide *lse, int *bad, const wide *logits, const wide *bias,
                RouterShape s) {
     CHECK_USAGE(s.K >= 1 && s.K <= s.E, "%d experts per token chosen from %d, expected 1 to %d", s.K, s.E, s.E);
     dev_enter(d);
-    int first_bad = 0;
+    int first_bad = 0, bias_ok = !bias || row_finite(bias, s.E);
     size_t work = SIZE(s.BT, s.E);
 #pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN / 8) schedule(static)
     for (int t = 0; t < s.BT; t++) {
         size_t e0 = (size_t)t * s.E, k0 = (size_t)t * s.K;
-        if (row_finite(logits + e0, bias, s.E)) {
+        if (bias_ok && row_finite(logits + e0, s.E)) {
             row_route(idx + k0, weight + k0, prob + e0, lse + t, logits + e0, bias, s);
             continue;
         }
@@ -91,12 +122,15 @@ DEV_CLONES static void row_balance_bwd(wide *restrict ds, const wide *restrict f
                                        const wide *restrict x, int E, wide aux, RouterScore kind) {
     for (int e = 0; e < E; e++) ds[e] = aux * E * f[e];
     if (kind == ROUTER_SOFTMAX) return;
-    wide dot = 0, all = 0;
-    for (int e = 0; e < E; e++) {
-        dot += ds[e] * prob[e];
-        all += vsigmoid(x[e]);
+    enum { PIECE = 64 };
+    wide dot = vdot(ds, prob, E), all = TINY, piece[PIECE];
+    for (int e0 = 0; e0 < E; e0 += PIECE) {
+        int n = E - e0 < PIECE ? E - e0 : PIECE;
+        for (int e = 0; e < n; e++) piece[e] = vsigmoid(x[e0 + e]);
+        all += vsum(piece, n);
     }
-    for (int e = 0; e < E; e++) ds[e] = (ds[e] - dot) / (all + TINY);
+    all = 1 / all;
+    for (int e = 0; e < E; e++) ds[e] = (ds[e] - dot) * all;
 }
 
 static wide score_of(const wide *prob, const wide *x, int e, RouterScore kind) {
@@ -122,8 +156,7 @@ static void row_weights_bwd(wide *ds, const wide *dweight, const int *idx, const
 DEV_CLONES static void row_scores_bwd(wide *restrict ds, const wide *restrict prob, const wide *restrict x, int E, wide lse,
                                       wide dlse, RouterScore kind) {
     if (kind == ROUTER_SOFTMAX) {
-        wide dot = 0;
-        for (int e = 0; e < E; e++) dot += ds[e] * prob[e];
+        wide dot = vdot(ds, prob, E);
         for (int e = 0; e < E; e++) ds[e] = prob[e] * (ds[e] - dot + dlse);
         return;
     }
@@ -146,7 +179,7 @@ void dev_route_bwd(Dev *d, wide *dlogits, const wide *dweight, const int *idx, c
         wide *ds = dlogits + e0;
         const wide *x = logits + e0, *p = prob + e0;
         memset(ds, 0, (size_t)s.E * sizeof(wide));
-        if (!row_finite(x, NULL, s.E)) continue; // dev_route has told
+        if (!row_finite(x, s.E)) continue; // dev_route has told
         if (f && aux_scale != 0) row_balance_bwd(ds, f + (size_t)(t / group) * s.E, p, x, s.E, aux_scale, s.score);
         row_weights_bwd(ds, dweight + k0, idx + k0, p, x, s);
         row_scores_bwd(ds, p, x, s.E, lse[t], 2 * z_scale * lse[t], s.score);

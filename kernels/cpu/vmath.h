@@ -1,6 +1,7 @@
 // Functions that loops can be vectorised over: branch-free, no calls (float); the double build calls libm.
 #ifndef MOE_CPU_VMATH_H
 #define MOE_CPU_VMATH_H
+#include "kernels/cpu/vec.h"
 #include "kernels/device.h"
 #include <math.h>
 #include <stdint.h>
@@ -43,4 +44,51 @@ static inline wide vlog(wide x) { return log(x); }
 static inline wide vsqrt(wide x) { return sqrtf(x); }
 static inline wide vlog(wide x) { return logf(x); }
 #endif
+
+// Sums of short rows in 8 lanes: element i goes to lane i % 8 and the lanes are taken in order, so that the order
+// is the same whatever the compiler vectorises to. Inlined by force: a call would leave a DEV_CLONES function's AVX2 code.
+#define VINLINE static inline __attribute__((always_inline))
+enum { VLANES = 8 };
+
+VINLINE wide vsum(const wide *x, int n) {
+    wide lane[VLANES] = {0}, s = 0;
+    int i = 0;
+    for (; i + VLANES <= n; i += VLANES)
+        for (int j = 0; j < VLANES; j++) lane[j] += x[i + j];
+    for (; i < n; i++) s += x[i];
+    for (int j = 0; j < VLANES; j++) s += lane[j];
+    return s;
+}
+
+VINLINE wide vdot(const wide *x, const wide *y, int n) {
+    wide lane[VLANES] = {0}, s = 0;
+    int i = 0;
+    for (; i + VLANES <= n; i += VLANES)
+        for (int j = 0; j < VLANES; j++) lane[j] += x[i + j] * y[i + j];
+    for (; i < n; i++) s += x[i] * y[i];
+    for (int j = 0; j < VLANES; j++) s += lane[j];
+    return s;
+}
+
+// Written in vectors: of a maximum in lanes the compiler makes scalar code. (By pointer: vectors as arguments change the ABI.)
+VINLINE void vmax_into(vec *best, const vec *x) {
+    ivec more = *x > *best;
+    *best = (vec)((more & (ivec)*x) | (~more & (ivec)*best));
+}
+
+VINLINE wide vmax(const wide *x, int n) { // n > 0; may pass over a NaN
+    vec b0 = (vec){0} + x[0], b1 = b0, v;
+    int i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL) {
+        v = TILE_LOAD(x + i);
+        vmax_into(&b0, &v);
+        v = TILE_LOAD(x + i + VL);
+        vmax_into(&b1, &v);
+    }
+    vmax_into(&b0, &b1);
+    wide max = b0[0];
+    for (int j = 1; j < VL; j++) max = b0[j] > max ? b0[j] : max;
+    for (; i < n; i++) max = x[i] > max ? x[i] : max;
+    return max;
+}
 #endif

@@ -73,7 +73,7 @@ static wide value(int r, size_t j) {
 
 static void case_sum(Comm *c) {
     const CommInfo *i = comm_info(c);
-    static const size_t sizes[] = {0, 1, 15, 16, 17, 63, 64, 65, 1000, 65535, 65536, 65537, 200005, 333333};
+    static const size_t sizes[] = {0, 1, 15, 16, 17, 63, 64, 65, 1000, 65535, 65536, 65537, 200005};
     int order_matters = 0;
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         size_t n = sizes[k];
@@ -82,7 +82,7 @@ static void case_sum(Comm *c) {
         x[n] = 123;
         dawdle(mix((uint64_t)i->rank, k));
         comm_sum(c, x, n);
-        for (size_t j = 0; j < n; j++) {
+        for (size_t j = 0; j < n; j += n > 1000 && j + 100 < n ? 7 : 1) { // fewer than a cache line's, whose owner may differ
             wide up = value(0, j + k), down = value(i->size - 1, j + k);
             for (int r = 1; r < i->size; r++) up += value(r, j + k), down += value(i->size - 1 - r, j + k);
             EXPECT(memcmp(&up, &x[j], sizeof up) == 0, "sum of %zu: element %zu is %.17g, in rank order %.17g", n, j, (double)x[j], (double)up);
@@ -206,7 +206,11 @@ static int seg_rows(int k, int a, int b, int s, int size) {
     uint64_t h = mix((uint64_t)((k * 64 + a) * 64 + b), (uint64_t)s + 5);
     return k == 7 ? (int)(h % (uint64_t)(ROWS / 4 / size)) : h % 5 == 0 ? 0 : (int)(h / 5 % 20);
 }
-static unsigned char payload(int a, int row, size_t j) { return (unsigned char)mix((uint64_t)a * 100000 + (uint64_t)row, j); }
+// Every row tells where it comes from
+static void payload(unsigned char *x, size_t n, int a, int row) {
+    uint64_t h = mix((uint64_t)a * 100000 + (uint64_t)row, 3);
+    for (size_t j = 0; j < n; j++) x[j] = (unsigned char)((h >> j % 8 * 8) + j / 8);
+}
 
 static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
     const CommInfo *i = comm_info(c);
@@ -215,7 +219,7 @@ static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
     int *origin = host_alloc(ROWS * sizeof *origin), n_send = 0, n_recv = 0, at = 0;
     for (int r = 0; r < ROWS; r++) {
         origin[r] = -1;
-        for (size_t j = 0; j < row_bytes; j++) from[(size_t)r * row_bytes + j] = payload(i->rank, r, j);
+        payload(from + (size_t)r * row_bytes, row_bytes, i->rank, r);
     }
     memset(to, 0xEE, ROWS * row_bytes);
     for (int s = 0; s < 4; s++) // peers in turn, so that segments of one pair do not stand together
@@ -237,14 +241,15 @@ static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
         }
     dawdle(mix((uint64_t)i->rank, (uint64_t)k));
     comm_rows(c, to, recv, &n_recv, from, send, &n_send, row_bytes);
-    for (int r = 0; r < ROWS; r++)
-        for (size_t j = 0; j < row_bytes; j++) {
-            unsigned char expected = origin[r] < 0 ? 0xEE : payload(origin[r] / 10000, origin[r] % 10000, j);
-            EXPECT(to[(size_t)r * row_bytes + j] == expected, "rows, call %d: row %d byte %zu (from rank %d row %d)", k, r, j,
-                   origin[r] / 10000, origin[r] % 10000);
-        }
+    unsigned char *expected = host_alloc(row_bytes);
+    for (int r = 0; r < ROWS; r++) {
+        if (origin[r] < 0) memset(expected, 0xEE, row_bytes);
+        else payload(expected, row_bytes, origin[r] / 10000, origin[r] % 10000);
+        EXPECT(memcmp(to + (size_t)r * row_bytes, expected, row_bytes) == 0, "rows, call %d: row %d is not row %d of rank %d", k, r,
+               origin[r] % 10000, origin[r] / 10000);
+    }
     EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent, (unsigned long long)comm_bytes_sent(c));
-    free(from), free(to), free(send), free(recv), free(origin);
+    free(from), free(to), free(send), free(recv), free(origin), free(expected);
 }
 
 static void case_rows(Comm *c) {
