@@ -69,7 +69,8 @@ static void node_meet(Comm *c) {
 // ---- windows ---------------------------------------------------------------------------------------------------------
 void *window_anonymous(size_t bytes, const char *what) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK_DEVICE(p != MAP_FAILED, "no address space for the window \"%s\" of %zu bytes (hint: is there a limit, ulimit -v?)", what, bytes);
+    CHECK_DEVICE(p != MAP_FAILED, "no address space for the window \"%s\" of %zu bytes (hint: is there a limit, ulimit -v?)",
+                 what, bytes);
     return p;
 }
 
@@ -103,10 +104,11 @@ static void start(Comm *c) {
 void comm_open(Comm *c, int nodes) {
     CommInfo *i = &c->info;
     if (nodes > 0) {
-        CHECK_USAGE(i->size % nodes == 0, "%d ranks cannot form %d equal nodes (hint: --nodes must divide the number of ranks)", i->size, nodes);
+        CHECK_USAGE(i->size % nodes == 0, "%d ranks cannot form %d equal nodes (hint: --nodes must divide the number of ranks)",
+                    i->size, nodes);
         int G = i->size / nodes;
-        CHECK_USAGE(i->G % G == 0, "--nodes %d makes nodes of %d ranks, but machines hold %d ranks each: a node would cross machines "
-                    "(hint: --nodes %d or a multiple, or leave it out)", nodes, G, i->G, i->size / i->G);
+        CHECK_USAGE(i->G % G == 0, "--nodes %d makes nodes of %d ranks, but machines hold %d ranks each: a node would cross "
+                    "machines (hint: --nodes %d or a multiple, or leave it out)", nodes, G, i->G, i->size / i->G);
         i->G = G;
     }
     i->N = i->size / i->G;
@@ -142,7 +144,8 @@ static Comm *derive(Comm *parent, int first, int step, int size, int G) {
 
 Comm *comm_block(Comm *world, int size) {
     const CommInfo *i = &world->info;
-    CHECK_USAGE(size > 0 && i->size % size == 0, "%d ranks cannot form groups of %d (hint: the group's size must divide the number of ranks)",
+    CHECK_USAGE(size > 0 && i->size % size == 0, "%d ranks cannot form groups of %d (hint: the group's size must divide the "
+                "number of ranks)",
                 i->size, size);
     CHECK_USAGE(size <= i->G ? i->G % size == 0 : size % i->G == 0, "groups of %d ranks would cut nodes of %d ranks unevenly "
                 "(hint: one of the two must divide the other)", size, i->G);
@@ -151,7 +154,8 @@ Comm *comm_block(Comm *world, int size) {
 
 Comm *comm_stride(Comm *world, int stride) {
     const CommInfo *i = &world->info;
-    CHECK_USAGE(stride > 0 && i->size % stride == 0, "%d ranks cannot be dealt out with stride %d (hint: it must divide the number of ranks)",
+    CHECK_USAGE(stride > 0 && i->size % stride == 0, "%d ranks cannot be dealt out with stride %d (hint: it must divide the "
+                "number of ranks)",
                 i->size, stride);
     CHECK_USAGE(stride <= i->G ? i->G % stride == 0 : stride % i->G == 0, "stride %d would cut nodes of %d ranks unevenly "
                 "(hint: one of the two must divide the other)", stride, i->G);
@@ -179,7 +183,8 @@ void comm_run(int *argc, char ***argv, int n_virtual, int nodes, void (*body)(Co
     comm_run_mpi(argc, argv, launched, nodes, body, arg);
 #else
     (void)argc, (void)argv;
-    CHECK_USAGE(0, "started as several processes, but this program was built without MPI (hint: build with make MPI=1, or start it without a launcher)");
+    CHECK_USAGE(0, "started as several processes, but this program was built without MPI (hint: build with make MPI=1, or start "
+                "it without a launcher)");
 #endif
 }
 
@@ -383,8 +388,8 @@ static int rows_count(const Comm *c, const RowSeg *s, int n, size_t row_bytes) {
     int64_t count = 0;
     for (int i = 0; i < n; i++) {
         CHECK_COMM(s[i].peer >= 0 && s[i].peer < c->info.size && s[i].row >= 0 && s[i].n >= 0,
-                   "segment %d of %d: peer %d, row %d, %d rows: expected a peer below %d and no negative number", i, n, s[i].peer, s[i].row,
-                   s[i].n, c->info.size);
+                   "segment %d of %d: peer %d, row %d, %d rows: expected a peer below %d and no negative number", i, n, s[i].peer,
+                   s[i].row, s[i].n, c->info.size);
         count += msgs_count(SIZE(s[i].n, (int64_t)row_bytes));
     }
     return (int)SIZE(count);

@@ -45,7 +45,8 @@ _Noreturn static void unknown(Flag *flags, const char *name, size_t n, const cha
         if (starts) d = 1;
         if (d < best) best = d, nearest = f->name;
     }
-    if (nearest) die(STATUS_USAGE, __FILE__, __LINE__, "%s: unknown flag \"%.*s\" (hint: did you mean --%s?)", where, (int)n, name, nearest);
+    if (nearest) die(STATUS_USAGE, __FILE__, __LINE__, "%s: unknown flag \"%.*s\" (hint: did you mean --%s?)", where, (int)n,
+                     name, nearest);
     die(STATUS_USAGE, __FILE__, __LINE__, "%s: unknown flag \"%.*s\" (hint: --help lists them)", where, (int)n, name);
 }
 
@@ -53,7 +54,8 @@ _Noreturn static void unknown(Flag *flags, const char *name, size_t n, const cha
 // Limits past 1e15 stand for "none": a double cannot tell integers apart much beyond.
 static char *range_text(const Flag *f) {
     int low = f->min > -1e15, high = f->max < 1e15;
-    if ((f->kind != FLAG_INT && f->kind != FLAG_DOUBLE) || (f->min == 0 && f->max == 0) || (!low && !high)) return str_format("%s", "");
+    int number = f->kind == FLAG_INT || f->kind == FLAG_DOUBLE;
+    if (!number || (f->min == 0 && f->max == 0) || (!low && !high)) return str_format("%s", "");
     if (low && high) return str_format("%.10g to %.10g", f->min, f->max);
     return low ? str_format(">= %.10g", f->min) : str_format("<= %.10g", f->max);
 }
@@ -81,7 +83,8 @@ static void set_double(const Flag *f, const char *text, const char *where) {
     errno = 0;
     double v = strtod(text, &end);
     int plain = strspn(text, "0123456789+-.eE") == strlen(text) && *text; // no inf, nan, hexadecimal, blanks
-    CHECK_USAGE(plain && end != text && !*end, "%s: --%s is \"%s\", expected a finite number such as 0.1 or 1e-3", where, f->name, text);
+    CHECK_USAGE(plain && end != text && !*end, "%s: --%s is \"%s\", expected a finite number such as 0.1 or 1e-3", where, f->name,
+                text);
     CHECK_USAGE(errno == 0 && isfinite(v), "%s: --%s is %s, which a double cannot hold", where, f->name, text);
     check_range(f, v, text, where);
     *(double *)f->value = v;
@@ -126,8 +129,8 @@ static void set_text(const Flag *f, const char *text, const char *where) {
     case FLAG_STRING: *(const char **)f->value = text; break;
     case FLAG_CHOICE: set_choice(f, text, where); break;
     case FLAG_BOOL:
-        CHECK_USAGE((*text == '0' || *text == '1') && !text[1], "%s: --%s is \"%s\", expected --%s, --no-%s, or =0 or =1", where, f->name,
-                    text, f->name, f->name);
+        CHECK_USAGE((*text == '0' || *text == '1') && !text[1], "%s: --%s is \"%s\", expected --%s, --no-%s, or =0 or =1", where,
+                    f->name, text, f->name, f->name);
         *(int *)f->value = *text == '1';
     }
 }
@@ -142,13 +145,15 @@ static void print_help(const Flag *flags, const char *program, const char *synop
         }
         static const char *const kinds[] = {" N", " X", " TEXT", "", ""};
         char *head = f->kind == FLAG_CHOICE ? str_format("--%s %s", f->name, f->choices) :
-                     f->kind == FLAG_BOOL ? str_format("--%s, --no-%s", f->name, f->name) : str_format("--%s%s", f->name, kinds[f->kind]);
+                     f->kind == FLAG_BOOL ? str_format("--%s, --no-%s", f->name, f->name) :
+                                            str_format("--%s%s", f->name, kinds[f->kind]);
         char *value = value_text(f), *range = range_text(f);
         printf("  %-26s%s %s (default %s%s%s)\n", head, strlen(head) > 26 ? "\n                            " : "", f->help, value,
                *range ? "; " : "", range);
         free(head), free(value), free(range);
     }
-    printf("\n  %-26s %s\n  %-26s %s\n", "--config FILE", "read a stored configuration first; the command line wins", "--help", "this text");
+    printf("\n  %-26s %s\n  %-26s %s\n", "--config FILE", "read a stored configuration first; the command line wins", "--help",
+           "this text");
 }
 
 // One flag at argv[i], named `name` (without dashes). Returns how many arguments it took.
@@ -200,7 +205,8 @@ int flags_parse(Flag *flags, const char *program, const char *synopsis, int argc
         } else if (strcmp(argv[i], "--") == 0) {
             flags_ended = 1, i++;
         } else {
-            CHECK_USAGE(argv[i][1] == '-', "command line: unknown flag \"%s\" (hint: flags begin with two dashes; --help lists them)", argv[i]);
+            CHECK_USAGE(argv[i][1] == '-', "command line: unknown flag \"%s\" (hint: flags begin with two dashes; --help lists "
+                        "them)", argv[i]);
             i += take(flags, argv, i, argc, &config);
         }
     }
@@ -257,9 +263,11 @@ json_t *flags_json(const Flag *flags) {
         if (is_heading(f)) continue;
         char *choice = f->kind == FLAG_CHOICE ? choice_text(f) : NULL;
         const char *text = f->kind == FLAG_STRING ? *(const char **)f->value : choice;
-        json_t *v = f->kind == FLAG_INT ? json_integer(*(int64_t *)f->value) : f->kind == FLAG_DOUBLE ? json_real(*(double *)f->value) :
+        json_t *v = f->kind == FLAG_INT ? json_integer(*(int64_t *)f->value) :
+                    f->kind == FLAG_DOUBLE ? json_real(*(double *)f->value) :
                     f->kind == FLAG_BOOL ? json_boolean(*(int *)f->value) : text ? json_string(text) : json_null();
-        CHECK_USAGE(v && json_object_set_new(object, f->name, v) == 0, "--%s cannot be stored as JSON (expected a finite number, text in UTF-8)",
+        CHECK_USAGE(v && json_object_set_new(object, f->name, v) == 0, "--%s cannot be stored as JSON (expected a finite number, "
+                    "text in UTF-8)",
                     f->name);
         free(choice);
     }

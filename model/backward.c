@@ -21,7 +21,8 @@ static void backward_block(Model *m, int l) {
     dev_linear_dw(d, b->g_o, m->dx, b->att, BT, C, NH * HS);
     dev_attention_bwd(d, m->d_qk, m->d_qk + NH * HS, m->d_qkv + ld_qk, m->d_att, b->att, b->lse, b->qk, k, v,
                       m->masked ? m->first : NULL, shape);
-    dev_qk_rope_bwd(d, m->d_qkv, b->g_qnorm, b->g_knorm, m->d_qk, b->qkv, b->w_qnorm, b->w_knorm, b->qk_rstd, B, T, NH, NKV, HS, c->theta);
+    dev_qk_rope_bwd(d, m->d_qkv, b->g_qnorm, b->g_knorm, m->d_qk, b->qkv, b->w_qnorm, b->w_knorm, b->qk_rstd, B, T, NH, NKV,
+                    HS, c->theta);
     dev_linear_dx(d, m->dn, NULL, m->d_qkv, b->w_qkv, BT, ld_qkv, C);
     dev_linear_dw(d, b->g_qkv, m->d_qkv, b->n1, BT, ld_qkv, C);
     dev_rmsnorm_bwd(d, m->dx, b->g_ln1, m->dx, m->dn, b->x, b->w_ln1, b->rstd1, BT, C);

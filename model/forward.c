@@ -50,7 +50,8 @@ void model_forward(Model *m, const int *tok, const int *target, const int *first
     const ModelConfig *c = &m->c;
     Dev *d = m->d;
     int BT = B * T;
-    double weight = m->n_moe && step_tokens ? 1.0 / ((double)m->n_moe * (double)step_tokens) : 0; // of a token in an MoE layer's losses
+    // of a token in an MoE layer's losses
+    double weight = m->n_moe && step_tokens ? 1.0 / ((double)m->n_moe * (double)step_tokens) : 0;
     m->B = B, m->T = T, m->masked = c->doc_mask && first, m->trained = train, m->cached = 0;
     m->pass = (MoePass){.aux_scale = m->run.aux_coef * weight, .z_scale = m->run.z_coef * weight, .micro = micro, .count = train};
 

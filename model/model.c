@@ -84,7 +84,8 @@ static MoeParams moe_binding(Model *m, int i, int l) {
     Params *ps = &m->ps;
     int R = comm_info(m->ep)->size;
     const Param *router = param_find(ps, "router", l), *experts = param_find(ps, "experts", l);
-    const Param *bias = m->c.bias ? param_find(ps, "bias", l) : NULL, *shared = m->c.n_shared ? param_find(ps, "shared", l) : NULL;
+    const Param *bias = m->c.bias ? param_find(ps, "bias", l) : NULL;
+    const Param *shared = m->c.n_shared ? param_find(ps, "shared", l) : NULL;
     real **table = m->expert_tables + SIZE(i, R);
     for (int r = 0; r < R; r++) table[r] = ps->expert_peer[r] ? (real *)ps->expert_peer[r] + experts->offset : NULL;
     return (MoeParams){
@@ -104,20 +105,20 @@ static void init_moe(Model *m) {
         if (m->blocks[l].moe >= 0) m->moe_params[m->blocks[l].moe] = moe_binding(m, m->blocks[l].moe, l);
     MoeConfig moe = {
         .C = c->C, .E = c->E, .K = c->K, .F = c->F, .shared = c->n_shared * c->F, .score = c->score, .renorm = c->renorm,
-        .routed_scale = c->routed_scale, .capacity = r->capacity, .layers = m->n_moe, .max_BT = r->max_B * r->T, .micros = r->micros,
-        .training = r->training, .scope = r->scope, .S = r->S, .cost = r->cost, .plan = r->plan,
+        .routed_scale = c->routed_scale, .capacity = r->capacity, .layers = m->n_moe, .max_BT = r->max_B * r->T,
+        .micros = r->micros, .training = r->training, .scope = r->scope, .S = r->S, .cost = r->cost, .plan = r->plan,
     };
     m->moe = moe_init(m->d, m->ep, m->world, moe, m->moe_params);
 }
 
 static void check_run(const ModelConfig *c, const ModelRun *r) {
-    CHECK_USAGE(r->max_B >= 1 && r->micros >= 1, "a rank's microbatch has at most %d sequences and a step %d microbatches, both must be "
-                "at least 1", r->max_B, r->micros);
+    CHECK_USAGE(r->max_B >= 1 && r->micros >= 1,
+                "a rank's microbatch has at most %d sequences and a step %d microbatches, both must be at least 1", r->max_B, r->micros);
     CHECK_USAGE(r->T >= 1 && r->T <= c->T, "the context is %d tokens, it must be 1..%d, the model's longest (hint: --seq)", r->T, c->T);
-    CHECK_USAGE((int64_t)r->max_B * r->T <= 1 << 24, "a microbatch of %d sequences of %d tokens is past %d tokens (hint: a smaller "
-                "--micro-batch)", r->max_B, r->T, 1 << 24);
-    CHECK_USAGE(r->aux_coef >= 0 && r->z_coef >= 0, "the balance loss's coefficient is %g and the z-loss's %g, neither may be negative",
-                r->aux_coef, r->z_coef);
+    CHECK_USAGE((int64_t)r->max_B * r->T <= 1 << 24,
+                "a microbatch of %d sequences of %d tokens is past %d tokens (hint: a smaller --micro-batch)", r->max_B, r->T, 1 << 24);
+    CHECK_USAGE(r->aux_coef >= 0 && r->z_coef >= 0,
+                "the balance loss's coefficient is %g and the z-loss's %g, neither may be negative", r->aux_coef, r->z_coef);
 }
 
 Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run) {

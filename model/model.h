@@ -116,6 +116,7 @@ void model_reduce_grads(Model *m);
 double *model_grad_norm(Model *m, double *norm);
 
 // Inference with a key/value cache for one sequence: logits (V, host) after token `tok` at position `pos` (0 clears the cache).
-// n >= 1 tokens at once (a prompt). Collective over ep: every rank passes the same tokens.
+// n >= 1 tokens at once (a prompt). Collective over ep: every rank passes the same tokens. It works in the activations' memory, so
+// it neither comes between a forward and its backward nor finds its cache again after a forward.
 void model_decode(Model *m, wide *logits, const int *tok, int n, int pos);
 #endif

@@ -61,7 +61,8 @@ static void add_moe(Params *ps, const ModelConfig *c, int l, double std, double 
 }
 
 void params_build(Params *ps, const ModelConfig *c, int rank, int R) {
-    CHECK_USAGE(c->E % R == 0, "the model has %d experts for %d ranks of an expert-parallel group, the ranks must divide them", c->E, R);
+    CHECK_USAGE(c->E % R == 0, "the model has %d experts for %d ranks of an expert-parallel group, the ranks must divide them", c->E,
+                R);
     double std = c->init_std, std_out = std / sqrt(2.0 * c->L);
     *ps = (Params){.p = host_alloc(SIZE(3 + 10 * c->L, sizeof(Param)))};
     Param *p = add(ps, OWNER_REPL, -1, "embed", INIT_NORMAL, 1);

@@ -19,7 +19,7 @@ static void check(const MoeConfig *c, int R) {
                 "%d experts on %d ranks: every rank must hold as many (hint: choose --experts a multiple of --ep, or another --ep)", c->E, R);
     CHECK_USAGE(c->K >= 1 && c->K <= c->E, "%d experts per token of %d (hint: --topk between 1 and --experts)", c->K, c->E);
     CHECK_USAGE(!(c->K == 1 && c->renorm && c->E > 1),
-                "one expert per token with renormalised weights: the weight is always 1 and the router never learns (hint: --renorm 0 or --topk 2)");
+                "one expert per token with renormalised weights: the weight is always 1 and the router never learns (hint: --no-renorm, or --topk 2)");
     CHECK_USAGE(max_rows(c, R) * (c->K + 1) < INT_MAX / 2, "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)",
                 (long long)max_rows(c, R));
 }

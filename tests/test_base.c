@@ -138,7 +138,8 @@ static void test_sizes(void **state) {
     assert_true(SIZE(96, 512, 8192, 49152) == 19791209299968u); // far past 32 bits
     assert_int_equal(SIZE(INT64_MAX, INT64_MAX, 0), 0);
     assert_true(SIZE(INT64_MAX) == (size_t)INT64_MAX);
-    Dims bad[] = {{2, {3, -1}}, {2, {-1, 0}}, {2, {(int64_t)1 << 62, 2}}, {3, {(int64_t)1 << 40, (int64_t)1 << 40, 1}}, {2, {INT64_MAX, 3}}};
+    Dims bad[] = {{2, {3, -1}}, {2, {-1, 0}}, {2, {(int64_t)1 << 62, 2}}, {3, {(int64_t)1 << 40, (int64_t)1 << 40, 1}},
+                  {2, {INT64_MAX, 3}}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Child c = child_call(mul, &bad[i]);
         assert_true(child_says(&c, STATUS_USAGE, "impossible size"));
@@ -287,7 +288,8 @@ static void test_flags(void **state) {
     (void)state;
     Options o;
     options_init(&o);
-    char *argv[] = {"prog", "first", "--lr=1e-4", "--steps", "12", "-", "--seed", "-3", "--no-norm", "--balance", "other", "--data", "", "--",
+    char *argv[] = {"prog", "first", "--lr=1e-4", "--steps", "12", "-", "--seed", "-3", "--no-norm", "--balance", "other",
+                    "--data", "", "--",
                     "--last"};
     assert_int_equal(flags_parse(o.flags, "prog", "", sizeof argv / sizeof *argv, argv), 3);
     assert_string_equal(argv[1], "first");
@@ -339,7 +341,8 @@ static void test_flags_refused(void **state) {
     } stored[] = {{"{\"steps\": 2.5}", "\"steps\" is 2.5, expected a whole number"}, {"{\"stepz\": 2}", "did you mean --steps?"},
                   {"{\"steps\": 0}", "expected >= 1"}, {"{\"lr\": \"x\"}", "expected a number"}, {"{\"norm\": 1}", "true or false"},
                   {"{\"data\": 3}", "expected a string"}, {"{\"balance\": \"no\"}", "none|topoep|other"}, {"[1]", "JSON object"},
-                  {"{\"steps\": 2", "JSON object"}, {"", "JSON object"}, {"{\"lr\": 1, \"lr\": 2}", "duplicate"}, {"{\"\": 1}", "unknown flag"}};
+                  {"{\"steps\": 2", "JSON object"}, {"", "JSON object"}, {"{\"lr\": 1, \"lr\": 2}", "duplicate"},
+                  {"{\"\": 1}", "unknown flag"}};
     for (size_t i = 0; i < sizeof stored / sizeof *stored; i++) {
         file_write(path, stored[i].text, strlen(stored[i].text));
         Child c = child_call(parse_in_child, &(Line){2, {"--config", path}});
@@ -360,8 +363,10 @@ static void help_on_rank_1(void *arg) {
 
 static void test_flags_shown(void **state) {
     (void)state;
-    static const char *const parts[] = {"Does things.", "usage: prog [flags]", "Training\n", "--steps N", "(default 1000; >= 1)", "--lr X",
-                                        "(default 0.003; 0 to 10)", "--data TEXT", "(default none)", "--norm, --no-norm", "(default yes)",
+    static const char *const parts[] = {"Does things.", "usage: prog [flags]", "Training\n", "--steps N", "(default 1000; >= 1)",
+                                        "--lr X",
+                                        "(default 0.003; 0 to 10)", "--data TEXT", "(default none)", "--norm, --no-norm",
+                                        "(default yes)",
                                         "--balance none|topoep|other", "(default topoep)", "--config FILE"};
     Child c = child_call(parse_in_child, &(Line){2, {"--lr=5", "--help"}});
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) assert_true(child_says(&c, 0, parts[i]));
@@ -378,7 +383,8 @@ static void test_flags_round_trip(void **state) {
     (void)state;
     Options o, p;
     options_init(&o);
-    o.steps = 1234567890123456, o.seed = INT64_MIN, o.lr = 0.1 + 0.2, o.wd = -1.2345678901234567e-300, o.data = "a \"b\"\n\xc3\xa4", o.out = NULL;
+    o.steps = 1234567890123456, o.seed = INT64_MIN, o.lr = 0.1 + 0.2, o.wd = -1.2345678901234567e-300;
+    o.data = "a \"b\"\n\xc3\xa4", o.out = NULL;
     o.norm = 0, o.balance = 2;
     json_t *stored = flags_json(o.flags);
     char *text = json_dumps(stored, JSON_INDENT(1)), *path = path_join(folder, "r.json");
@@ -418,12 +424,14 @@ static void test_rng_known(void **state) {
     assert_true(rng_name("foobar") == 0x85944171F73967E8ull);
     assert_true(rng_uniform(0, 0, 0) == (double)(0xE169C58D6627E8D5ull >> 11) / 9007199254740992.0);
     // by hand from words 0..3 of the first vector (6627e8d5 e169c58d bc57ac4c 9b00dbd8)
-    double u = (double)((0xE169C58D6627E8D5ull >> 11) + 1) / 9007199254740992.0, a = (double)(0x9B00DBD8BC57AC4Cull >> 11) / 9007199254740992.0;
+    double u = (double)((0xE169C58D6627E8D5ull >> 11) + 1) / 9007199254740992.0;
+    double a = (double)(0x9B00DBD8BC57AC4Cull >> 11) / 9007199254740992.0;
     assert_true(fabs(rng_normal(0, 0, 0) - sqrt(-2 * log(u)) * cos(2 * acos(-1.0) * a)) < 1e-14);
 }
 
 enum { DRAWS = 1 << 20 };
-// Largest deviation of mean, variance, skewness and kurtosis from the normal law's, in their standard errors; `shift` injects a fault
+// Largest deviation of mean, variance, skewness and kurtosis from the normal law's, in their standard errors;
+// `shift` and `stretch` inject a fault
 static double moments(uint64_t stream, double shift, double stretch) {
     double m[5] = {0}, worst = 0;
     for (uint64_t i = 0; i < DRAWS; i++) {

@@ -10,9 +10,13 @@
 #include "train/tensors.h"
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -174,6 +178,13 @@ static void config_refused(void **state) {
         Child child = child_call(read_config, dir);
         if (child.status != STATUS_DATA || !strstr(child.out, wrong[i].key)) fail_msg("%s: %d %s", wrong[i].key, child.status, child.out);
     }
+    // every second layer an MoE layer
+    json_t *sparse = hf_config(&c, 0, 256);
+    json_object_set_new(sparse, "decoder_sparse_step", json_integer(2));
+    put_config(dir, sparse);
+    json_decref(sparse);
+    ModelConfig alternating = hf_read(dir);
+    assert_true(alternating.dense[0] && !alternating.dense[1] && alternating.dense[2] && alternating.F_dense == c.F);
     // the number of experts goes by three names
     json_t *j = hf_config(&c, 0, 256);
     json_object_del(j, "num_experts");
@@ -277,16 +288,21 @@ static void run(Job *job, int ranks) {
 
 static void layouts(void **state) {
     (void)state;
-    static const int layout[][2] = {{1, 1}, {4, 4}, {4, 2}, {2, 1}, {8, 8}};
+    static const int layout[][2] = {{1, 1}, {4, 4}, {4, 2}, {2, 1}, {2, 2}};
     enum { N = sizeof layout / sizeof *layout };
     for (int kind = 0; kind < KINDS; kind++)
         for (int from = 0; from < N; from++) {
+            if (kind != 2 && from != kind % N) continue; // all layouts for the model that has everything, one for the others
             char *dir = temp_dir();
             Job job = {.c = small(kind), .ep = layout[from][1], .write = 1, .dir = dir};
             run(&job, layout[from][0]);
+            char *stale = path_join(dir, "step_00000007.tmp"), *inside = path_join(stale, "model.safetensors");
+            dir_make(stale); // what a killed run left
+            file_write(inside, "x", 1);
             run(&job, layout[from][0]); // over the one that is there
+            assert_false(file_is_dir(stale));
+            free(stale), free(inside);
             for (int to = 0; to < N; to++) {
-                if ((from + to + kind) % 2 && from != to) continue; // half of the pairs are enough
                 Job read = {.c = small(kind), .ep = layout[to][1], .dir = dir, .differ = -1};
                 run(&read, layout[to][0]);
                 assert_int_equal(read.differ, 0);
@@ -423,6 +439,35 @@ static void half_precision(void **state) {
     temp_remove(dir);
 }
 
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// A run that writes over its checkpoint has one at every moment, and leaves a whole one when it is killed.
+static void killed(void **state) {
+    (void)state;
+    char *dir = temp_dir(), *file = str_format("%s/step_00000012/trainer.json", dir);
+    Job job = {.c = small(2), .ep = 1, .write = 1, .dir = dir};
+    run(&job, 1);
+    for (int i = 0; i < 12; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); // this loop ends with the test, however that ends
+            for (;;) run(&job, 1);
+        }
+        for (double end = seconds() + 0.08 * rng_uniform(1, 2, (uint64_t)i); seconds() < end;) assert_true(file_size(file) > 0);
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        Job read = {.c = small(2), .ep = 1, .dir = dir, .differ = -1};
+        run(&read, 1);
+        assert_int_equal(read.differ, 0);
+    }
+    free(file);
+    temp_remove(dir);
+}
+
 static void find_path(void *path) { free(checkpoint_find(path)); }
 
 // The newest whole one counts; unfinished ones and strangers do not.
@@ -446,6 +491,6 @@ static void newest(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(damaged_files), cmocka_unit_test(dtypes), cmocka_unit_test(config_round_trip), cmocka_unit_test(config_refused),
-        cmocka_unit_test(layouts), cmocka_unit_test(others), cmocka_unit_test(half_precision), cmocka_unit_test(newest)};
+        cmocka_unit_test(layouts), cmocka_unit_test(others), cmocka_unit_test(half_precision), cmocka_unit_test(killed), cmocka_unit_test(newest)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -212,7 +212,8 @@ static void test_launcher_faults(void **state) {
 // ---- processes -----------------------------------------------------------------------------------------------------------
 static void mpirun_says(const char *arguments, int ranks, int status, const char *part, int limit_s) {
     char *program = program_path("test_comm_mpi");
-    char *command = str_format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n %d '%s' %s", ranks, program,
+    char *command = str_format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n %d '%s' %s",
+                               ranks, program,
                                arguments);
     double start = seconds();
     Child c = child_shell(command, NULL, 0);

@@ -269,7 +269,8 @@ static double grad_error(const Job *job, const RefConfig *rc, RefTable *w, const
 
 static double measured_loss, measured_grad; // largest seen, in units of the bounds; printed at the end
 
-static void check_case(const char *what, const ModelConfig *c, const ModelRun *run, int world, int R, int nodes, int B, int T, size_t stride) {
+static void check_case(const char *what, const ModelConfig *c, const ModelRun *run, int world, int R, int nodes, int B, int T,
+                       size_t stride) {
     Data data = make_data(B * world * (run->micros ? run->micros : 1), T, c->V);
     Job job = make_job(c, run, world, R, B, T, &data);
     job.nodes = nodes;
@@ -514,8 +515,8 @@ static void test_skew(void **state) {
         double share[8], scatter, off = 0;
         skewed_shares(share, &scatter, skew);
         for (int e = 0; e < 8; e++) off += fabs(share[e] - 1.0 / (e + 1) / 2.717857) / 2;
-        print_message("skew %d: %.3f %.3f %.3f %.3f %.3f %.3f %.3f %.3f, mean %.3f from the law of exponent 1, one layer %.3f\n", skew, share[0],
-                      share[1], share[2], share[3], share[4], share[5], share[6], share[7], off, scatter);
+        print_message("skew %d: %.3f %.3f %.3f %.3f %.3f %.3f %.3f %.3f, mean %.3f from the law of exponent 1, one layer %.3f\n",
+                      skew, share[0], share[1], share[2], share[3], share[4], share[5], share[6], share[7], off, scatter);
         if (skew) assert_true(off < 0.06 && scatter < 0.3);
         else assert_true(off > 0.06); // the plain router does not pass for a skewed one
     }

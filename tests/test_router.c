@@ -75,9 +75,31 @@ static void route(Lab *l, const int *dim) {
 static void test_route(void **state) {
     (void)state;
     static const int dims[][LAB_DIMS] = {
-        {0, 4, 2, 0}, {1, 1, 1, 0}, {5, 1, 1, SIGMOID}, {7, 3, 3, RENORM}, {8, 4, 2, RENORM | BIAS}, {9, 5, 1, SIGMOID | BIAS},
-        {33, 17, 4, SIGMOID | RENORM | BIAS}, {300, 64, 8, RENORM}, {301, 60, 6, SIGMOID | RENORM}, {40, 257, 8, BIAS}, {3, 16, 16, 0}};
+        {0, 4, 2, 0}, {1, 1, 1, 0}, {5, 1, 1, SIGMOID}, {7, 3, 3, RENORM}, {8, 4, 2, RENORM | BIAS},
+        {9, 5, 1, SIGMOID | BIAS}, {33, 17, 4, SIGMOID | RENORM | BIAS}, {300, 64, 8, RENORM},
+        {301, 60, 6, SIGMOID | RENORM}, {40, 257, 8, BIAS}, {3, 16, 16, 0}};
     RUN(route, dims);
+}
+
+// Logits of three values only: nearly every choice is between equals.
+static void ties(Lab *l, const int *dim) {
+    Case c = make(l, dim, 1);
+    size_t n = SIZE(c.BT, c.E);
+    int *level = lab_ints(l, n, 3), *want = lab_filled(l, SIZE(c.BT, c.K), -1);
+    for (size_t i = 0; i < n; i++) c.logits[i] = level[i];
+    for (int e = 0; c.bias && e < c.E; e++) c.bias[e] = 0.25; // so that a bias that is added also keeps the ties
+    c.dev_logits = lab_wide(l, c.logits, n);
+    c.dev_bias = c.bias ? lab_wide(l, c.bias, c.E) : NULL;
+    run_route(l, &c);
+    for (int t = 0; t < c.BT; t++) ref_choose(want + t * c.K, c.logits + t * c.E, c.E, c.K);
+    lab_equal_int("choice among equals", lab_get_int(l, c.idx, SIZE(c.BT, c.K)), want, SIZE(c.BT, c.K));
+}
+
+static void test_ties(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{9, 4, 2, 0},    {20, 8, 3, SIGMOID},        {20, 17, 17, BIAS},
+                                         {40, 64, 8, BIAS}, {20, 61, 8, SIGMOID | BIAS}, {20, 256, 8, 0}};
+    RUN(ties, dims);
 }
 
 typedef struct Hand {
@@ -120,13 +142,16 @@ static void test_underflow(void **state) {
     for (int flags = RENORM | BIAS; flags <= (RENORM | BIAS | SIGMOID); flags++) {
         Lab *l = lab_open(1);
         Case c = make(l, (int[]){2, 4, 2, flags}, 1);
-        double logits[8] = {-1e4, -2e4, -1e4, -3e4, 2e4, -2e4, -2e4, -2e4}, bias[4] = {-9, 0, 0, 0}, one[4] = {1, -1, 1, 1}, f[4] = {1, 2, 3, 4};
+        double logits[8] = {-1e4, -2e4, -1e4, -3e4, 2e4, -2e4, -2e4, -2e4}, bias[4] = {-9, 0, 0, 0};
+        double dweight[4] = {1, -1, 1, 1}, f[4] = {1, 2, 3, 4};
         c.dev_logits = lab_wide(l, logits, 8);
         c.dev_bias = lab_wide(l, bias, 4);
         run_route(l, &c);
         wide *dx = lab_wide(l, NULL, 8);
-        dev_route_bwd(l->d, dx, lab_wide(l, one, 4), c.idx, c.prob, c.lse, c.dev_logits, lab_wide(l, f, 4), 1, 1, (wide)1e-3, c.shape);
-        double *got[4] = {lab_get_wide(l, c.weight, 4), lab_get_wide(l, c.prob, 4), lab_get_wide(l, c.lse, 2), lab_get_wide(l, dx, 8)};
+        dev_route_bwd(l->d, dx, lab_wide(l, dweight, 4), c.idx, c.prob, c.lse, c.dev_logits, lab_wide(l, f, 4), 1, 1, (wide)1e-3,
+                      c.shape);
+        double *got[4] = {lab_get_wide(l, c.weight, 4), lab_get_wide(l, c.prob, 4), lab_get_wide(l, c.lse, 2),
+                          lab_get_wide(l, dx, 8)};
         for (int i = 0; i < 4; i++)
             for (int j = 0; j < (int[]){4, 4, 2, 8}[i]; j++) assert_true(isfinite(got[i][j]));
         assert_true(fabs(got[2][0] + 1e4 - log(2)) < 0.01 && got[2][1] == 2e4);
@@ -156,9 +181,8 @@ static void faulty(Lab *l, const int *dim) {
             assert_in_range(idx[t * K + k], 0, E - 1);
             assert_true(is_bad ? idx[t * K + k] == k && weight[t * K + k] == 0 : weight[t * K + k] > 0);
         }
-        for (int e = 0; e < E; e++) {
-            assert_true(is_bad ? prob[t * E + e] == 0 && got_dx[t * E + e] == 0 : prob[t * E + e] > 0 && isfinite(got_dx[t * E + e]));
-        }
+        for (int i = t * E; i < (t + 1) * E; i++)
+            assert_true(is_bad ? prob[i] == 0 && got_dx[i] == 0 : prob[i] > 0 && isfinite(got_dx[i]));
     }
     c.bad = lab_int(l, &two, 1); // an earlier call's finding stays
     run_route(l, &c);
@@ -221,7 +245,10 @@ static void route_bwd(Lab *l, const int *dim) {
         for (int k = 0; k < K; k++) dot += fabs(tok.dweight[k]) * score[tok.idx[k]] / sum;
         for (int e = 0; e < E; e++) all += score[e];
         for (int e = 0; e < E; e++) ds[e] = aux * E * ft[e] * (1 / all + 1 / all); // its own part and the mean's
-        for (int k = 0; k < K; k++) ds[tok.idx[k]] += c.ref.renorm ? a * (fabs(tok.dweight[k]) + dot) / sum : a * fabs(tok.dweight[k]);
+        for (int k = 0; k < K; k++) {
+            double size = fabs(tok.dweight[k]);
+            ds[tok.idx[k]] += c.ref.renorm ? a * (size + dot) / sum : a * size;
+        }
         for (int e = 0; e < E; e++) mean += ds[e] * score[e];
         for (int e = 0; e < E; e += E / 20 + 1) {
             double want = lab_slope(ref_token_loss, &tok, &tok.logits[e], 1e-3);
@@ -235,10 +262,11 @@ static void route_bwd(Lab *l, const int *dim) {
 static void test_route_bwd(void **state) {
     (void)state;
     static const int dims[][LAB_DIMS] = {
-        {0, 4, 2, 0},   {1, 1, 1, Z},        {6, 4, 2, 0},        {6, 4, 1, 0},           {6, 4, 2, RENORM},       {6, 4, 2, AUX},
-        {6, 4, 2, Z},   {6, 4, 2, SIGMOID},  {6, 5, 3, SIGMOID | RENORM}, {6, 4, 2, SIGMOID | AUX}, {6, 4, 2, SIGMOID | Z},
+        {0, 4, 2, 0}, {1, 1, 1, Z}, {6, 4, 2, 0}, {6, 4, 1, 0}, {6, 4, 2, RENORM}, {6, 4, 2, AUX}, {6, 4, 2, Z},
+        {6, 4, 2, SIGMOID}, {6, 5, 3, SIGMOID | RENORM}, {6, 4, 2, SIGMOID | AUX}, {6, 4, 2, SIGMOID | Z},
         {9, 7, 3, AUX | Z | RENORM | BIAS | GROUPS}, {9, 7, 3, AUX | Z | RENORM | BIAS | SIGMOID | GROUPS},
-        {300, 64, 8, AUX | Z | RENORM | GROUPS},     {240, 60, 6, AUX | Z | RENORM | BIAS | SIGMOID | GROUPS}, {4, 300, 8, AUX | BIAS}};
+        {300, 64, 8, AUX | Z | RENORM | GROUPS}, {240, 60, 6, AUX | Z | RENORM | BIAS | SIGMOID | GROUPS},
+        {4, 300, 8, AUX | BIAS}};
     RUN(route_bwd, dims);
 }
 
@@ -280,7 +308,8 @@ static void balance(Lab *l, const int *dim) {
 
 static void test_balance(void **state) {
     (void)state;
-    static const int dims[][LAB_DIMS] = {{0, 4, 2, 1}, {0, 3, 1, 2}, {1, 1, 1, 1}, {6, 4, 2, 3}, {35, 17, 3, 5}, {400, 64, 8, 4}, {1000, 33, 2, 1}};
+    static const int dims[][LAB_DIMS] = {{0, 4, 2, 1},   {0, 3, 1, 2},    {1, 1, 1, 1},    {6, 4, 2, 3},
+                                         {35, 17, 3, 5}, {400, 64, 8, 4}, {1000, 33, 2, 1}};
     RUN(balance, dims);
 }
 
@@ -298,9 +327,11 @@ static void count(Lab *l, const int *dim) {
 
 static void test_count(void **state) {
     (void)state;
-    static const int dims[][LAB_DIMS] = {{0, 4, 2, 0}, {1, 1, 1, 1}, {8, 4, 2, 0}, {8, 4, 2, 3}, {50, 7, 3, 1}, {200, 64, 8, 0}, {200, 64, 8, 20}};
+    static const int dims[][LAB_DIMS] = {{0, 4, 2, 0},  {1, 1, 1, 1},   {8, 4, 2, 0},    {8, 4, 2, 3},
+                                         {50, 7, 3, 1}, {200, 64, 8, 0}, {200, 64, 8, 20}};
     RUN(count, dims);
-    static const int idx[] = {1, 0, 1, 2, 1, 0}, want_count[] = {2, 2, 1}, want_seen[] = {2, 3, 1}, want_ord[] = {0, 0, 1, 0, -1, 1};
+    static const int idx[] = {1, 0, 1, 2, 1, 0}, want_ord[] = {0, 0, 1, 0, -1, 1};
+    static const int want_count[] = {2, 2, 1}, want_seen[] = {2, 3, 1};
     Lab *l = lab_open(1);
     int *got[3] = {lab_int(l, NULL, 3), lab_int(l, NULL, 3), lab_int(l, NULL, 6)};
     dev_route_count(l->d, got[0], got[1], got[2], lab_int(l, idx, 6), 3, 3, 2, 2);
@@ -331,6 +362,7 @@ static void test_bias_update(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route),
+        cmocka_unit_test(test_ties),
         cmocka_unit_test(test_choice_by_hand),
         cmocka_unit_test(test_underflow),
         cmocka_unit_test(test_faulty_scores),

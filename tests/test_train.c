@@ -37,6 +37,7 @@ static void schedule(void **state) {
     close_to(schedule_lr(&c, 200), 0.1, eps);
     Schedule w = {SCHEDULE_WSD, 2, 1, 0, 20, 100};
     close_to(schedule_lr(&w, 1), 2, eps);
+    close_to(schedule_lr(&w, 70), 2, eps);
     close_to(schedule_lr(&w, 80), 2, eps);
     close_to(schedule_lr(&w, 90), 1.5, eps);
     close_to(schedule_lr(&w, 100), 1, eps);
@@ -322,7 +323,7 @@ enum { STEPS = 4, EXPERTS = 4, TOPK = 2, SEQ = 12, BATCH = 8 };
 
 typedef struct Run {
     char *dir, *out;
-    int ranks, ep;
+    int ranks, ep, micro;
 } Run;
 
 static void train_body(Comm *world, void *options) {
@@ -335,11 +336,12 @@ static void train_body(Comm *world, void *options) {
 
 static void train_run(void *arg) {
     const Run *r = arg;
-    char ep[16];
+    char ep[16], micro[16];
     snprintf(ep, sizeof ep, "%d", r->ep);
-    Options *o = parse(32, "--data", r->dir, "--out", r->out, "--layers", "2", "--width", "16", "--heads", "2", "--kv-heads", "1", "--head-size",
+    snprintf(micro, sizeof micro, "%d", r->micro);
+    Options *o = parse(33, "--data", r->dir, "--out", r->out, "--layers", "2", "--width", "16", "--heads", "2", "--kv-heads", "1", "--head-size",
                        "8", "--experts", "4", "--expert-width", "8", "--seq", "12", "--batch", "8", "--steps", "4", "--eval-every", "2",
-                       "--trace-every=2", "--eval-windows=5", "--final-windows=7", "--ep", ep, "--micro-batch=1");
+                       "--trace-every=2", "--eval-windows=5", "--final-windows=7", "--ep", ep, "--micro-batch", micro);
     comm_run(&(int){0}, &(char **){NULL}, r->ranks, 0, train_body, o);
     free_options(o);
 }
@@ -383,11 +385,12 @@ static void check_trace(const char *out, const Run *r) {
     assert_int_equal(head[0], TRACE_ORDER);
     assert_int_equal(head[1], TRACE_VERSION);
     int R = head[3], groups = head[6], E = head[7], K = head[8], layers = head[12], micros = head[13], stages = head[16];
-    assert_true(R == r->ep && groups == r->ranks / r->ep && E == EXPERTS && K == TOPK && layers == 2 && micros == BATCH / r->ranks);
-    assert_int_equal(head[14], SEQ);
+    assert_true(R == r->ep && groups == r->ranks / r->ep && E == EXPERTS && K == TOPK && layers == 2 && micros == BATCH / r->ranks / r->micro);
+    assert_int_equal(head[14], SEQ * r->micro);
     assert_int_equal(stages, STAGES);
-    int demands = 0, times = 0;
+    int demands = 0, times = 0, differ = 0;
     int64_t pairs = 0;
+    int32_t before[64] = {0}; // the group's before
     for (at = (size_t)head[2]; at < n;) {
         int32_t kind, size;
         int64_t step;
@@ -396,7 +399,8 @@ static void check_trace(const char *out, const Run *r) {
         int32_t *D = (int32_t *)(void *)(bytes + at + 8 + 56);
         if (kind == TRACE_DEMAND) {
             assert_int_equal(size, 56 + 4 * R * E);
-            for (int i = 0; i < R * E; i++) pairs += D[i];
+            for (int i = 0; i < R * E; i++) pairs += D[i], differ += D[i] != before[i];
+            memcpy(before, D, SIZE(R, E, 4));
         }
         if (kind == TRACE_TIMES) assert_int_equal(size, 16 + 4 * r->ranks * STAGES);
         demands += kind == TRACE_DEMAND, times += kind == TRACE_TIMES;
@@ -404,6 +408,7 @@ static void check_trace(const char *out, const Run *r) {
     }
     assert_int_equal(at, n);
     assert_int_equal(times, 2);
+    assert_true(differ > demands * R * E / 2); // every group has its own
     assert_int_equal(demands, 2 * micros * layers * groups);
     assert_int_equal(pairs, 2 * BATCH * SEQ * TOPK * layers);
     free(path), free(bytes);
@@ -412,7 +417,7 @@ static void check_trace(const char *out, const Run *r) {
 // The same run on one rank and on others: the same losses and evaluations within rounding, whatever was left over for a round.
 static void runs(void **state) {
     (void)state;
-    static const int layout[][2] = {{1, 1}, {2, 2}, {4, 2}, {8, 4}};
+    static const int layout[][3] = {{1, 1, 8}, {2, 2, 2}, {4, 2, 2}, {8, 4, 1}}; // ranks, of a group, sequences of a microbatch
     char *dir = temp_dir();
     make_shard(dir, "train", 2000);
     make_shard(dir, "val", 400);
@@ -420,7 +425,7 @@ static void runs(void **state) {
     // the losses are means over about a hundred tokens behind a few dozen products
     double bound = 200 * (sizeof(real) == 8 ? DBL_EPSILON : FLT_EPSILON);
     for (int i = 0; i < 4; i++) {
-        Run r = {.dir = dir, .out = str_format("%s/run%d", dir, i), .ranks = layout[i][0], .ep = layout[i][1]};
+        Run r = {.dir = dir, .out = str_format("%s/run%d", dir, i), .ranks = layout[i][0], .ep = layout[i][1], .micro = layout[i][2]};
         Child c = child_call(train_run, &r);
         if (c.status) fail_msg("%s", c.out);
         json_t *lines = read_log(r.out);

@@ -43,7 +43,7 @@ extern const char *const policy_names[POLICIES];
 
 typedef struct PlanOptions {
     Policy policy;
-    int block;       // cuts of an expert's pairs fall on multiples of this many pairs (1)
+    int block;       // the quotas of copies are multiples of this many pairs (1); what is left over stays at home
 } PlanOptions;
 
 typedef struct PlanInfo {

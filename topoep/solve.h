@@ -70,9 +70,9 @@ typedef struct Solve {
 enum {
     SOLVE_PRICE = 20,      // fraction bits of f_*
     SOLVE_ONE_MAX = 1 << 16, // weight of a value at the maximum: what a sum of weights comes to at least
-    SOLVE_LEAST = 1 << 18, // an exchange that gains less per pair (1/64 to 1/128 of the dearest cost of a pair) is left alone
+    SOLVE_LEAST = 1 << 19, // an exchange that gains less per pair (1/32 to 1/64 of the dearest cost of a pair) is left alone
     SOLVE_GAIN = 16,       // a copy must gain 2^-16 of J
-    SOLVE_TRIES = 4,       // copies worked out for each one placed
+    SOLVE_TRIES = 6,       // copies worked out for each one placed
     SOLVE_RESCORE = 6,     // copies placed before all scores are computed afresh
     SOLVE_TURNS = 4,       // exchanges of one expert before the next one's turn
     SOLVE_SHARPER = 3,     // doublings of sharpness at the end
@@ -362,11 +362,12 @@ HOSTDEV int solve_pair(const Solve *v, int e, int *from, int *onto) {
     return best;
 }
 
-HOSTDEV void solve_level(Solve *v, int sweeps) {
+// Exchanges for each expert with copies in turn, as far as they gain; part: 0 or 1 = the even or the odd ones only, -1 = all
+HOSTDEV void solve_level(Solve *v, int sweeps, int part) {
     for (int moves = 1; sweeps > 0 && moves > 0; sweeps--) {
         moves = 0;
         for (int e = 0; e < v->E; e++) {
-            if (v->head[e] < 0) continue;
+            if (v->head[e] < 0 || (part >= 0 && (e & 1) != part)) continue;
             for (int t = 0; t < SOLVE_TURNS; t++) {
                 int h = 0, r = 0, gain = solve_pair(v, e, &h, &r);
                 int d = gain > SOLVE_LEAST ? solve_line(v, e, h, r) : 0;
@@ -394,10 +395,10 @@ typedef struct Spot {
     int entry, above, limit; // ranks past the entry are open if above, those before it if they send at most limit copies
 } Spot;
 HOSTDEV int solve_score(const Solve *v, const int *q, const int *dt, Spot s, int r) { // gain of the first pair x amount
-    int gain = s.gain - (q[r] < dt[r] ? v->p_keep[r] : v->p_take[r]);
-    int near = flow_max(dt[r], (s.load - v->load[r]) / 2), amount = flow_min(s.q, flow_max(s.far ? s.room : near, v->room[r]));
-    int open = r > s.entry ? s.above : v->fan[r] <= s.limit;
-    return q[r] == 0 && v->room[r] >= 0 && open ? (gain >> 12) * (amount >> v->amount_shift) : 0;
+    int load = v->load[r], room = v->room[r], keep = v->p_keep[r], take = v->p_take[r], fan = v->fan[r], pairs = q[r], own = dt[r];
+    int gain = s.gain - (pairs < own ? keep : take), near = flow_max(own, (s.load - load) >> 1);
+    int amount = flow_min(s.q, flow_max(s.far ? s.room : near, room)), open = r > s.entry ? s.above : fan <= s.limit;
+    return (gain >> 12) * (amount >> v->amount_shift) & -((pairs == 0) & (room >= 0) & open); // no branch: it is the inner loop
 }
 
 // For expert e: the holder to relieve, the rank where a copy scores most, and the score
@@ -425,6 +426,12 @@ SOLVE_LEAF void solve_scan(Solve *v, int e) {
     v->key[e] = onto < 0 ? 0 : ((int64_t)best << 10) | (PLAN_MAX_E - 1 - e);
 }
 
+SOLVE_LEAF int64_t solve_top(const Solve *v) { // the largest key
+    int64_t top = 0;
+    SOLVE_FOR(e, v->E) top = v->key[e] > top ? v->key[e] : top;
+    return SOLVE_MAX(top);
+}
+
 // One more copy: of the best few by score (all scores afresh, or as they were and only these few afresh) the one that gains
 // most. Returns 0 if none gains.
 HOSTDEV int solve_add(Solve *v, int all) {
@@ -436,9 +443,7 @@ HOSTDEV int solve_add(Solve *v, int all) {
     int chosen = -1, amount = 0, n = 0, tried[SOLVE_TRIES];
     int64_t score[SOLVE_TRIES];
     for (; n < SOLVE_TRIES; n++) {
-        int64_t top = 0;
-        SOLVE_FOR(e, v->E) top = cost_max(top, v->key[e]);
-        top = SOLVE_MAX(top);
+        int64_t top = solve_top(v);
         if (top == 0) break;
         int e = PLAN_MAX_E - 1 - (int)(top & (PLAN_MAX_E - 1));
         if (!all) {
@@ -524,17 +529,20 @@ HOSTDEV int64_t solve_try(Solve *v, int max_intra, int max_inter, int sharp) {
     for (int added = 0; added < 2 * v->R * v->S;) { // copies can be lost again in the exchange, so that is no bound by itself
         if (solve_add(v, all)) {
             all = ++added % SOLVE_RESCORE == 0;
-            solve_level(v, 1);
+            solve_level(v, 1, added > 16 ? added & 1 : -1);
         } else if (all) {
             break;
         } else {
             all = 1; // none by the old scores
         }
     }
-    solve_level(v, 6);
+    solve_level(v, 6, -1);
+    int64_t cost = cost_total(v->cost, solve_peaks(v)), best = v->best_ps;
+    SOLVE_BARRIER();
+    if (cost - best > best / 16) return cost; // sharper maxima do not gain that much
     for (int i = 1; i <= SOLVE_SHARPER; i++) {
         solve_refresh(v, sharp << i);
-        solve_level(v, 3);
+        solve_level(v, 3, -1);
     }
     return solve_keep(v);
 }

@@ -100,7 +100,7 @@ static char *file_name(const char *base, int i, int n) {
 }
 
 static void append_device(StWriter *w, Dev *d, const void *src, size_t elem, size_t n) {
-    char *buffer = host_alloc(SIZE(CHUNK, elem));
+    char *buffer = host_alloc((n < CHUNK ? n : CHUNK) * elem);
     for (size_t at = 0; at < n;) {
         size_t part = n - at < CHUNK ? n - at : CHUNK;
         dev_download(d, buffer, (const char *)src + at * elem, part * elem);

@@ -303,7 +303,7 @@ static void print_bars(const Log *l, const Trainer *t, const StepStats *s) {
 void log_step(Log *l, const Trainer *t, const StepStats *s, const EvalStats *val) {
     add_totals(&l->total, s, t->o.batch * t->c.T);
     step_line(l, s, val);
-    print_step(l, t, s);
+    if (val || s->step % t->o.log_every == 0 || l->total.steps == 1) print_step(l, t, s);
     if (val) {
         l->last_val = val->loss;
         l->last_bits = val->bits_per_byte;

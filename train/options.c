@@ -107,6 +107,7 @@ static void table_running(Table *t) {
     text(t, "cluster", &o->cluster, "file of the cluster's rates or costs; none = this machine's");
     yes(t, "check-plans", &o->check_plans, "compare all ranks' plans at every step");
     heading(t, "observing (never changes the training)");
+    whole(t, "log-every", &o->log_every, 1, NO_LIMIT, "steps between lines on the terminal; OUT/log.jsonl has every step");
     whole(t, "eval-every", &o->eval_every, 0, NO_LIMIT, "steps between evaluations; 0 = none at all");
     whole(t, "eval-windows", &o->eval_windows, 0, NO_LIMIT, "sequences of an evaluation; 0 = all there are");
     whole(t, "final-windows", &o->final_windows, 0, NO_LIMIT, "sequences of the last evaluation; 0 = all, within 524288 tokens");
@@ -212,7 +213,7 @@ ModelConfig options_model(const Options *o) {
 void options_init(Options *o) {
     *o = (Options){.data = "data/austen", .steps = 1000, .batch = 16, .lr = 3e-3, .min_lr = -1, .warmup = -1, .decay_steps = -1,
                    .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1, .seed = 1, .slots = -1,
-                   .balance = POLICY_TOPOEP, .aux_loss = 0.01, .z_loss = 0.001, .bias_rate = 0.001, .eval_every = 100,
+                   .balance = POLICY_TOPOEP, .aux_loss = 0.01, .z_loss = 0.001, .bias_rate = 0.001, .log_every = 1, .eval_every = 100,
                    .eval_windows = 256, .sample_tokens = 128};
     int at = 0;
     for (int i = 0; i < POLICIES; i++)

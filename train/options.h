@@ -26,7 +26,7 @@ typedef struct Options {
     double aux_loss, z_loss, bias_rate, capacity;
     int aux_scope;                  // AuxScope
     // observing
-    int64_t eval_every, eval_windows, final_windows, save_every, sample_every, sample_tokens, trace_every;
+    int64_t log_every, eval_every, eval_windows, final_windows, save_every, sample_every, sample_tokens, trace_every;
     const char *sample_prompt;
     // model
     int model;                      // index into config_presets()

@@ -131,7 +131,7 @@ static Source find_one(const Set *s, const Tensor *w, const char *suffix, int E,
 }
 
 static void upload(Dev *d, void *dst, size_t elem, const Source *s, size_t n) {
-    char *buffer = host_alloc(SIZE(CHUNK, elem));
+    char *buffer = host_alloc((n < CHUNK ? n : CHUNK) * elem);
     for (size_t at = 0; at < n;) {
         size_t part = n - at < CHUNK ? n - at : CHUNK;
         st_read(buffer, st_of_size(elem), s->file, s->t, s->first + (int64_t)at, (int64_t)part);

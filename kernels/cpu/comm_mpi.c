@@ -65,8 +65,9 @@ static void mpi_wait(Comm *c, Msg *m, int n) {
         check(code, "waiting for a message");
         if (m->send) continue;
         check(MPI_Get_count(&status, MPI_BYTE, &got), "a message's length");
-        CHECK_COMM(status.MPI_TAG == m->tag && (size_t)got == m->bytes, "rank %d sent %d bytes in its call %d where rank %d expects %zu in "
-                   "its call %d: the ranks disagree on what they exchange", m->peer, got, status.MPI_TAG, c->info.rank, m->bytes, m->tag);
+        CHECK_COMM(status.MPI_TAG == m->tag && (size_t)got == m->bytes, "rank %d sent %d bytes in its call %d where rank %d "
+                   "expects %zu in its call %d: the ranks disagree on what they exchange", m->peer, got, status.MPI_TAG,
+                   c->info.rank, m->bytes, m->tag);
     }
 }
 
@@ -82,8 +83,8 @@ static void *mpi_window_make(Comm *c, Handle *h, size_t bytes, const char *what)
     struct stat st;
     int fd = memfd_create(what, MFD_CLOEXEC);
     CHECK_DEVICE(fd >= 0, "cannot create the window \"%s\": %s (hint: too many open files?)", what, strerror(errno));
-    CHECK_DEVICE(ftruncate(fd, (off_t)bytes) == 0 && fstat(fd, &st) == 0, "cannot size the window \"%s\" to %zu bytes: %s", what, bytes,
-                 strerror(errno));
+    CHECK_DEVICE(ftruncate(fd, (off_t)bytes) == 0 && fstat(fd, &st) == 0, "cannot size the window \"%s\" to %zu bytes: %s", what,
+                 bytes, strerror(errno));
     *h = (Handle){.pid = (uint64_t)getpid(), .fd = (uint64_t)fd, .inode = (uint64_t)st.st_ino};
     return map(fd, bytes, what);
 }
@@ -94,9 +95,11 @@ static void *mpi_window_map(Comm *c, const Handle *h, size_t bytes, const char *
     struct stat st;
     snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)h->pid, (unsigned long long)h->fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
-    int ours = fd >= 0 && fstat(fd, &st) == 0 && st.st_ino == h->inode && (size_t)st.st_size == bytes; // or another namespace's process
-    CHECK_COMM(ours, "cannot open the window \"%s\" of process %llu on the same machine through %s: %s (hint: ranks in containers of "
-               "their own share no memory; --nodes %d makes them exchange messages)", what, (unsigned long long)h->pid, path,
+    // or another namespace's process
+    int ours = fd >= 0 && fstat(fd, &st) == 0 && st.st_ino == h->inode && (size_t)st.st_size == bytes;
+    CHECK_COMM(ours, "cannot open the window \"%s\" of process %llu on the same machine through %s: %s (hint: ranks in "
+               "containers of their own share no memory; --nodes %d makes them exchange messages)", what,
+               (unsigned long long)h->pid, path,
                fd < 0 ? strerror(errno) : "it is not the window", c->info.size);
     void *p = map(fd, bytes, what);
     close(fd);
@@ -134,8 +137,8 @@ static int detect(MPI_Comm world, int rank, int size) {
         int lead = all[2 * r], count = all[2 * r + 1];
         CHECK_USAGE(count == all[1], "rank 0's machine holds %d ranks, rank %d's holds %d: expected as many on each "
                     "(hint: mpirun --map-by ppr:RANKS_PER_MACHINE:node, with equal slots in the host file)", all[1], r, count);
-        CHECK_USAGE(lead == r / count * count, "rank %d sits on the machine of rank %d, expected that of rank %d: ranks must fill one machine "
-                    "after the other (hint: mpirun --map-by slot --rank-by slot)", r, lead, r / count * count);
+        CHECK_USAGE(lead == r / count * count, "rank %d sits on the machine of rank %d, expected that of rank %d: ranks must "
+                    "fill one machine after the other (hint: mpirun --map-by slot --rank-by slot)", r, lead, r / count * count);
     }
     n = all[1];
     free(all);
@@ -154,8 +157,8 @@ void comm_run_mpi(int *argc, char ***argv, int launched, int nodes, void (*body)
     MPI_Comm_size(*group, &size);
     MPI_Get_library_version(name, &length);
     name[strcspn(name, ",\n")] = 0;
-    CHECK_USAGE(launched < 0 || size == launched, "the launcher started %d processes, but %s connects %d of them (hint: use the mpirun that "
-                "belongs to this MPI, or srun --mpi=pmix)", launched, name, size);
+    CHECK_USAGE(launched < 0 || size == launched, "the launcher started %d processes, but %s connects %d of them (hint: use the "
+                "mpirun that belongs to this MPI, or srun --mpi=pmix)", launched, name, size);
     die_setup(rank, size, stop);
     CHECK_COMM(level >= MPI_THREAD_FUNNELED, "%s offers thread level %d, expected MPI_THREAD_FUNNELED", name, level);
     int G = detect(*group, rank, size);

@@ -66,8 +66,9 @@ static void receive(Comm *c, Msg *m) {
     own->first[m->peer] = sent->next;
     if (!sent->next) own->last[m->peer] = NULL;
     pthread_mutex_unlock(&own->lock);
-    CHECK_COMM(sent->tag == m->tag && sent->bytes == m->bytes, "rank %d sent %zu bytes in its call %d where rank %d expects %zu in its call %d: "
-               "the ranks disagree on what they exchange", m->peer, sent->bytes, sent->tag, c->info.rank, m->bytes, m->tag);
+    CHECK_COMM(sent->tag == m->tag && sent->bytes == m->bytes, "rank %d sent %zu bytes in its call %d where rank %d expects %zu "
+               "in its call %d: the ranks disagree on what they exchange", m->peer, sent->bytes, sent->tag,
+               c->info.rank, m->bytes, m->tag);
     if (m->bytes) memcpy(m->ptr, sent->ptr, m->bytes);
     pthread_mutex_lock(&sender->lock);
     atomic_store(&sent->done, 1);
@@ -123,8 +124,8 @@ static void threads_window_unmap(void *p, size_t bytes, int own) {
     if (own) munmap(p, bytes);
 }
 
-static const Transport threads = {threads_split, threads_release, threads_post, threads_wait, threads_window_make, threads_window_map,
-                                  threads_window_shared, threads_window_unmap};
+static const Transport threads = {threads_split, threads_release, threads_post, threads_wait, threads_window_make,
+                                  threads_window_map, threads_window_shared, threads_window_unmap};
 
 typedef struct Rank {
     Comm comm;
@@ -149,7 +150,8 @@ void comm_run_threads(int n, int nodes, void (*body)(Comm *world, void *arg), vo
     Rank *ranks = host_alloc(SIZE(n, sizeof *ranks));
     pthread_t *threads_of = host_alloc(SIZE(n, sizeof *threads_of));
     for (int r = 0; r < n; r++)
-        ranks[r] = (Rank){{.info = {.rank = r, .size = n, .G = n, .local_ranks = n, .name = name}, .t = &threads, .group = g}, nodes, body, arg};
+        ranks[r] = (Rank){{.info = {.rank = r, .size = n, .G = n, .local_ranks = n, .name = name}, .t = &threads, .group = g},
+                          nodes, body, arg};
     if (n == 1) {
         rank_main(&ranks[0]); // the calling thread, which OpenMP knows
     } else {

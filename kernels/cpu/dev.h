@@ -15,6 +15,13 @@
 #define DEV_CLONES
 #endif
 
+// Before a loop: no iteration reads what another writes, though pointers may be equal.
+#ifdef __clang__
+#define DEV_APART _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define DEV_APART _Pragma("GCC ivdep")
+#endif
+
 // Loops shorter than this many elements run on the calling thread: waking a team costs as much as moving about 50 KB.
 enum { DEV_PARALLEL_MIN = 1 << 14 };
 

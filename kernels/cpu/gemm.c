@@ -1,7 +1,6 @@
-// -DCPU_PLAIN leaves out the kernels for AVX2 (tests; counts of instructions).
 // Products y = x w^T and their gradients, plain and grouped, by our own packed kernels.
 // A product is cut into blocks that threads take in turn; no element is shared between blocks, so neither the number of
-// threads nor the cut shows in the result.
+// threads nor the cut shows in the result. -DCPU_PLAIN leaves out the kernels for AVX2 (as a machine without it would).
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/dev.h"
 #include <string.h>
@@ -21,8 +20,7 @@
 #undef ISA
 #undef ISA_FN
 
-static GemmTask *best_task(void)
-{
+static GemmTask *best_task(void) {
 #if defined(__x86_64__) && !defined(CPU_PLAIN)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return gemm_task_avx2;
 #endif
@@ -39,8 +37,7 @@ typedef struct Batch { // J products of one form; a plain product has J = 1
     int J, M, n, k;          // M rows in all; n, k of every product (form TN: c is (n,k), the sum runs over rows)
 } Batch;
 
-static Product product_of(const Batch *b, int j)
-{
+static Product product_of(const Batch *b, int j) {
     int first = b->off ? b->off[j] : 0, rows = (b->off ? b->off[j + 1] : b->M) - first;
     Product p = {.form = b->form};
     size_t r = (size_t)first, n = (size_t)b->n, k = (size_t)b->k;
@@ -102,8 +99,7 @@ static int cut_next(Block *b, Cut *c) // the next block, or 0 at the end
     return 1;
 }
 
-static Cut cut_start(const Batch *batch, int threads_max, int *threads)
-{
+static Cut cut_start(const Batch *batch, int threads_max, int *threads) {
     Cut c = {.batch = batch};
     int rows = 0, groups = 0;
     for (int j = 0; j < batch->J; j++) {
@@ -129,8 +125,7 @@ static Cut cut_start(const Batch *batch, int threads_max, int *threads)
     return c;
 }
 
-static void gemm_run(Dev *d, const Batch *batch)
-{
+static void gemm_run(Dev *d, const Batch *batch) {
     dev_enter(d);
     int threads, taken = 0;
     Cut start = cut_start(batch, d->threads, &threads);
@@ -153,44 +148,36 @@ static void gemm_run(Dev *d, const Batch *batch)
     dev_leave(d);
 }
 
-void dev_linear(Dev *d, real *y, const real *add, const real *x, const real *w, int M, int N, int K)
-{
+void dev_linear(Dev *d, real *y, const real *add, const real *x, const real *w, int M, int N, int K) {
     gemm_run(d, &(Batch){.form = GEMM_NT, .c = y, .z = add, .a = x, .b = w, .J = 1, .M = M, .n = N, .k = K});
 }
 
-void dev_linear_dx(Dev *d, real *dx, const real *add, const real *dy, const real *w, int M, int N, int K)
-{
+void dev_linear_dx(Dev *d, real *dx, const real *add, const real *dy, const real *w, int M, int N, int K) {
     gemm_run(d, &(Batch){.form = GEMM_NN, .c = dx, .z = add, .a = dy, .b = w, .J = 1, .M = M, .n = K, .k = N});
 }
 
-void dev_linear_dw(Dev *d, wide *dw, const real *dy, const real *x, int M, int N, int K)
-{
+void dev_linear_dw(Dev *d, wide *dw, const real *dy, const real *x, int M, int N, int K) {
     gemm_run(d, &(Batch){.form = GEMM_TN, .c = dw, .a = dy, .b = x, .J = 1, .M = M, .n = N, .k = K});
 }
 
-void dev_group_linear(Dev *d, real *y, const real *x, const real *const *w, const int *off, int J, int M, int N, int K)
-{
+void dev_group_linear(Dev *d, real *y, const real *x, const real *const *w, const int *off, int J, int M, int N, int K) {
     gemm_run(d, &(Batch){.form = GEMM_NT, .c = y, .a = x, .b_of = w, .off = off, .J = J, .M = M, .n = N, .k = K});
 }
 
-void dev_group_linear_dx(Dev *d, real *dx, const real *dy, const real *const *w, const int *off, int J, int M, int N, int K)
-{
+void dev_group_linear_dx(Dev *d, real *dx, const real *dy, const real *const *w, const int *off, int J, int M, int N, int K) {
     gemm_run(d, &(Batch){.form = GEMM_NN, .c = dx, .a = dy, .b_of = w, .off = off, .J = J, .M = M, .n = K, .k = N});
 }
 
-void dev_group_linear_dw(Dev *d, wide *const *dw, const real *dy, const real *x, const int *off, int J, int M, int N, int K)
-{
+void dev_group_linear_dw(Dev *d, wide *const *dw, const real *dy, const real *x, const int *off, int J, int M, int N, int K) {
     gemm_run(d, &(Batch){.form = GEMM_TN, .c_of = dw, .a = dy, .b = x, .off = off, .J = J, .M = M, .n = N, .k = K});
 }
 
 // On this device `real` and `wide` are one type, so the router's products are the ordinary ones.
-void dev_router_logits(Dev *d, wide *logits, const real *x, const real *w, int BT, int E, int C)
-{
+void dev_router_logits(Dev *d, wide *logits, const real *x, const real *w, int BT, int E, int C) {
     dev_linear(d, logits, NULL, x, w, BT, E, C);
 }
 
-void dev_router_logits_bwd(Dev *d, real *dx, wide *dw, const wide *dlogits, const real *x, const real *w, int BT, int E, int C)
-{
+void dev_router_logits_bwd(Dev *d, real *dx, wide *dw, const wide *dlogits, const real *x, const real *w, int BT, int E, int C) {
     dev_linear_dx(d, dx, dx, dlogits, w, BT, E, C);
     dev_linear_dw(d, dw, dlogits, x, BT, E, C);
 }

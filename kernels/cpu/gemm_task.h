@@ -2,8 +2,7 @@
 
 // packed b: panels of GEMM_NR columns, in a panel k after k; columns past j1 are 0.
 // b is given as rows of k: panel[k][j] = b[k*ld + j]
-ISA_FN static void ISA(pack_b)(real *dst, const real *b, size_t ld, int kc, int n)
-{
+ISA_FN static void ISA(pack_b)(real *dst, const real *b, size_t ld, int kc, int n) {
     int n_full = n / GEMM_NR, rest = n % GEMM_NR;
     for (int k = 0; k < kc; k += 4) { // 4 at a time: whole lines of each panel
         int k1 = k + 4 < kc ? k + 4 : kc;
@@ -23,8 +22,7 @@ ISA_FN static void ISA(pack_b)(real *dst, const real *b, size_t ld, int kc, int 
 }
 
 // The same of b given as rows of j: panel[k][j] = b[j*ld + k]; n <= GEMM_NR columns, the panel `nr` (a multiple of VL) wide
-ISA_FN static void ISA(pack_b_turned)(real *dst, const real *b, size_t ld, int kc, int n, int nr)
-{
+ISA_FN static void ISA(pack_b_turned)(real *dst, const real *b, size_t ld, int kc, int n, int nr) {
     int k = 0;
     for (; k + VL <= kc && n == nr; k += VL)
         for (int j = 0; j < nr; j += VL) ISA(turn)(dst + k * nr + j, nr, b + j * ld + k, ld);
@@ -33,8 +31,7 @@ ISA_FN static void ISA(pack_b_turned)(real *dst, const real *b, size_t ld, int k
 }
 
 // packed a, rows as they are: dst[i*GEMM_ROW + k] = a[i*ld + k]; 0 up to a whole number of tiles
-ISA_FN static void ISA(pack_a)(real *dst, const real *a, size_t ld, int kc, int m)
-{
+ISA_FN static void ISA(pack_a)(real *dst, const real *a, size_t ld, int kc, int m) {
     int padded = (m + GEMM_MR - 1) / GEMM_MR * GEMM_MR;
     for (int i = 0; i < padded; i++) {
         if (i < m) memcpy(dst + i * GEMM_ROW, a + i * ld, kc * sizeof(real));
@@ -43,8 +40,7 @@ ISA_FN static void ISA(pack_a)(real *dst, const real *a, size_t ld, int kc, int 
 }
 
 // packed a, transposed: panels of GEMM_MR rows, panel[k][i] = a[k*ld + i]; rows past m are 0
-ISA_FN static void ISA(pack_a_turned)(real *dst, const real *a, size_t ld, int kc, int m)
-{
+ISA_FN static void ISA(pack_a_turned)(real *dst, const real *a, size_t ld, int kc, int m) {
     int n_full = m / GEMM_MR, rest = m % GEMM_MR;
     int n_wide = (m - VL + GEMM_MR) / GEMM_MR; // panels whose rows can be copied by a whole vector
     if (n_wide < 0 || (int)VL < (int)GEMM_MR) n_wide = 0;
@@ -53,44 +49,41 @@ ISA_FN static void ISA(pack_a_turned)(real *dst, const real *a, size_t ld, int k
         for (int p = 0; p < n_wide; p++) // what a vector writes too much, the next row or panel or the line between overwrites
             for (int q = k; q < k1; q++) TILE_STORE(dst + p * GEMM_APANEL + q * GEMM_MR, TILE_LOAD(a + q * ld + p * GEMM_MR));
         for (int p = n_wide; p < n_full; p++)
-            for (int q = k; q < k1; q++) memcpy(dst + p * GEMM_APANEL + q * GEMM_MR, a + q * ld + p * GEMM_MR, GEMM_MR * sizeof(real));
+            for (int q = k; q < k1; q++)
+                memcpy(dst + p * GEMM_APANEL + q * GEMM_MR, a + q * ld + p * GEMM_MR, GEMM_MR * sizeof(real));
         for (int q = k; q < k1 && rest; q++)
             for (int i = 0; i < GEMM_MR; i++)
                 dst[n_full * GEMM_APANEL + q * GEMM_MR + i] = i < rest ? a[q * ld + n_full * GEMM_MR + i] : 0;
     }
 }
 
-// All tiles of packed a (m rows) times packed b (n columns) into c; row stride ld of c and z
-#define TILES(NAME, PANEL, AI, AK)                                                                                         \
-    ISA_FN static void ISA(NAME)(real *c, const real *z, size_t ld, const real *a, const real *b, int m, int n, int kc)   \
-    {                                                                                                                      \
-        for (int j = 0; j < n; j += GEMM_NR, b += GEMM_BPANEL) {                                                           \
-            const real *ap = a;                                                                                            \
-            for (int i = 0; i < m; i += GEMM_MR, ap += PANEL) {                                                            \
-                real *ct = c + i * ld + j;                                                                                 \
-                const real *zt = z ? z + i * ld + j : NULL;                                                                \
-                if (m - i >= GEMM_MR && n - j >= GEMM_NR) {                                                                \
-                    ISA(tile_6x2)(ct, ld, zt, ld, ap, AI, AK, b, GEMM_NR, kc);                                             \
-                } else {                                                                                                   \
-                    _Alignas(64) real t[GEMM_MR * GEMM_NR];                                                                \
-                    ISA(tile_6x2)(t, GEMM_NR, NULL, 0, ap, AI, AK, b, GEMM_NR, kc);                                        \
-                    ISA(put_edge)(ct, zt, ld, t, m - i, n - j);                                                            \
-                }                                                                                                          \
-            }                                                                                                              \
-        }                                                                                                                  \
-    }
-ISA_FN static inline void ISA(put_edge)(real *c, const real *z, size_t ld, const real *t, int m, int n)
-{
+ISA_FN static inline void ISA(put_edge)(real *c, const real *z, size_t ld, const real *t, int m, int n) {
     for (int i = 0; i < m && i < GEMM_MR; i++)
         for (int j = 0; j < n && j < GEMM_NR; j++) c[i * ld + j] = z ? z[i * ld + j] + t[i * GEMM_NR + j] : t[i * GEMM_NR + j];
 }
-TILES(tiles_rows, GEMM_MR * GEMM_ROW, GEMM_ROW, 1)
-TILES(tiles_turned, GEMM_APANEL, 1, GEMM_MR)
+
+// All tiles of packed a (m rows; ai, ak and from one panel to the next) times packed b (n columns) into c; row stride ld of c, z
+ISA_FN static inline __attribute__((always_inline)) void ISA(tiles)(real *c, const real *z, size_t ld, const real *a, size_t ai,
+                                                                    size_t ak, size_t panel, const real *b, int m, int n, int kc) {
+    for (int j = 0; j < n; j += GEMM_NR, b += GEMM_BPANEL) {
+        const real *ap = a;
+        for (int i = 0; i < m; i += GEMM_MR, ap += panel) {
+            real *ct = c + i * ld + j;
+            const real *zt = z ? z + i * ld + j : NULL;
+            if (m - i >= GEMM_MR && n - j >= GEMM_NR) {
+                ISA(tile_6x2)(ct, ld, zt, ld, ap, ai, ak, b, GEMM_NR, kc);
+            } else {
+                _Alignas(64) real t[GEMM_MR * GEMM_NR];
+                ISA(tile_6x2)(t, GEMM_NR, NULL, 0, ap, ai, ak, b, GEMM_NR, kc);
+                ISA(put_edge)(ct, zt, ld, t, m - i, n - j);
+            }
+        }
+    }
+}
 
 // GEMM_NT with at most GEMM_NR rows: c^T = b a^T, so that b, which is large and used once, is read where it lies.
 // s->b: c^T [j][nr], s->a: a^T [k][nr]
-ISA_FN static void ISA(gemm_few)(const Product *p, int i0, int m, int j0, int j1, GemmScratch *s)
-{
+ISA_FN static void ISA(gemm_few)(const Product *p, int i0, int m, int j0, int j1, GemmScratch *s) {
     int n = j1 - j0, nr = m <= VL ? VL : 2 * VL;
     size_t lda = (size_t)p->k, ldc = (size_t)p->n;
     real *ct = s->b, *at = s->a;
@@ -102,10 +95,12 @@ ISA_FN static void ISA(gemm_few)(const Product *p, int i0, int m, int j0, int j1
         ISA(pack_b_turned)(at, p->a + i0 * lda + k0, lda, kc, m, nr);
         const real *b = p->b + j0 * lda + k0;
         const real *z = k0 || p->z ? ct : NULL;
-#define PART(R, V) \
-    for (; j + R <= n; j += R) ISA(tile_##R##x##V)(ct + j * nr, V * VL, z ? z + j * nr : NULL, V * VL, b + j * lda, lda, 1, at, V * VL, kc);
+#define PART(R, V)                                                                                                        \
+    for (; j + R <= n; j += R)                                                                                            \
+        ISA(tile_##R##x##V)(ct + j * nr, V * VL, z ? z + j * nr : z, V * VL, b + j * lda, lda, 1, at, V * VL, kc);
         if (nr == VL) {
             PART(12, 1)
+            PART(4, 1)
             PART(1, 1)
         } else {
             PART(6, 2)
@@ -119,21 +114,20 @@ ISA_FN static void ISA(gemm_few)(const Product *p, int i0, int m, int j0, int j1
 }
 
 // Columns j..j+n of the sum's block k0 into packed b
-ISA_FN static void ISA(pack_columns)(real *dst, const Product *p, int k0, int kc, int j, int n)
-{
+ISA_FN static void ISA(pack_columns)(real *dst, const Product *p, int k0, int kc, int j, int n) {
     const size_t n_all = (size_t)p->n, k_all = (size_t)p->k;
     if (p->form == GEMM_NT) {
         const real *b = p->b + j * k_all + k0;
         for (int q = 0; q < n; q += GEMM_NR)
-            ISA(pack_b_turned)(dst + q / GEMM_NR * GEMM_BPANEL, b + q * k_all, k_all, kc, n - q < GEMM_NR ? n - q : GEMM_NR, GEMM_NR);
+            ISA(pack_b_turned)(dst + q / GEMM_NR * GEMM_BPANEL, b + q * k_all, k_all, kc, n - q < GEMM_NR ? n - q : GEMM_NR,
+                               GEMM_NR);
     } else {
         const real *b = p->b + k0 * n_all + j;
         ISA(pack_b)(dst, b, n_all, kc, n);
     }
 }
 
-ISA_FN static void ISA(gemm_task)(const Product *p, int i0, int i1, int j0, int j1, GemmScratch *s)
-{
+ISA_FN static void ISA(gemm_task)(const Product *p, int i0, int i1, int j0, int j1, GemmScratch *s) {
     if (p->form == GEMM_NT && i1 - i0 <= GEMM_NR) {
         ISA(gemm_few)(p, i0, i1 - i0, j0, j1, s);
         return;
@@ -150,10 +144,9 @@ ISA_FN static void ISA(gemm_task)(const Product *p, int i0, int i1, int j0, int 
                 real *b = s->b + (j - j0) / GEMM_NR * GEMM_BPANEL, *c = p->c + i * n_all + j;
                 const real *z = k0 ? c : p->z ? p->z + i * n_all + j : NULL;
                 if (i == i0) ISA(pack_columns)(b, p, k0, kc, j, n);
-                if (p->form == GEMM_TN) ISA(tiles_turned)(c, z, n_all, s->a, b, m, n, kc);
-                else ISA(tiles_rows)(c, z, n_all, s->a, b, m, n, kc);
+                if (p->form == GEMM_TN) ISA(tiles)(c, z, n_all, s->a, 1, GEMM_MR, GEMM_APANEL, b, m, n, kc);
+                else ISA(tiles)(c, z, n_all, s->a, GEMM_ROW, 1, GEMM_MR * GEMM_ROW, b, m, n, kc);
             }
         }
     }
 }
-#undef TILES

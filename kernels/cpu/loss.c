@@ -15,7 +15,7 @@ DEV_CLONES static double segment_exp(real *y, const real *x, int n, wide max) {
     wide lane[LANES] = {0};
     double s = 0;
     int i = 0;
-#pragma GCC ivdep
+    DEV_APART
     for (int k = 0; k < n; k++) y[k] = (real)vexp(x[k] - max);
     for (; i + LANES <= n; i += LANES)
         for (int j = 0; j < LANES; j++) lane[j] += y[i + j];

@@ -119,13 +119,13 @@ void dev_swiglu(Dev *d, real *h, const real *gu, const wide *rw, const int *n_ro
     dev_leave(d);
 }
 
-// Returns sum_f dh silu(g) u. dg, du either are g, u or lie apart: no element depends on another, as the pragma says.
+// Returns sum_f dh silu(g) u. dg, du either are g, u or lie apart: no element depends on another.
 DEV_CLONES static wide row_swiglu_bwd(real *dg, real *du, real *h, const real *dh, const real *g, const real *u, wide rw, int F) {
     enum { PIECE = 128 };
     wide piece[PIECE], sum = 0;
     for (int f0 = 0; f0 < F; f0 += PIECE) {
         int n = F - f0 < PIECE ? F - f0 : PIECE;
-#pragma GCC ivdep
+        DEV_APART
         for (int i = 0; i < n; i++) {
             int f = f0 + i;
             wide gf = g[f], uf = u[f], di = dh[f], s = vsigmoid(gf), silu = gf * s;

@@ -166,8 +166,8 @@ DEV_CLONES static void row_scores_bwd(wide *restrict ds, const wide *restrict pr
     }
 }
 
-void dev_route_bwd(Dev *d, wide *dlogits, const wide *dweight, const int *idx, const wide *prob, const wide *lse, const wide *logits,
-                   const wide *f, int n_groups, wide aux_scale, wide z_scale, RouterShape s) {
+void dev_route_bwd(Dev *d, wide *dlogits, const wide *dweight, const int *idx, const wide *prob, const wide *lse,
+                   const wide *logits, const wide *f, int n_groups, wide aux_scale, wide z_scale, RouterShape s) {
     CHECK_USAGE(n_groups >= 1 && s.BT % n_groups == 0, "%d tokens in %d balance groups, expected groups of equal size", s.BT,
                 n_groups);
     dev_enter(d);
@@ -214,8 +214,8 @@ void dev_balance(Dev *d, wide *f, wide *p, const int *idx, const wide *prob, int
     CHECK_USAGE(n_groups >= 1 && BT % n_groups == 0, "%d tokens in %d balance groups, expected groups of equal size", BT,
                 n_groups);
     size_t tokens = BT / n_groups, pairs = SIZE(tokens, K), slabs = (E + SLAB - 1) / SLAB, work = SIZE(BT, E);
-    CHECK_USAGE(pairs <= 1 << 24, "%zu pairs in one balance group, at most %d can be counted exactly (hint: --micro-batch)", pairs,
-                1 << 24);
+    CHECK_USAGE(pairs <= 1 << 24, "%zu pairs in one balance group, at most %d can be counted exactly (hint: --micro-batch)",
+                pairs, 1 << 24);
     dev_enter(d);
 #pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN) schedule(dynamic)
     for (size_t task = 0; task < n_groups * (slabs + 1); task++) {

@@ -53,11 +53,11 @@ TILE(1, 2)
 TILE(4, 3)  // attention: head sizes are multiples of 4 more often than of 6
 TILE(1, 3)
 TILE(12, 1) // products with few rows
+TILE(4, 1)
 TILE(1, 1)
 
 // dst[j*ldd + i] = src[i*lds + j] for a block of VL x VL
-ISA_FN static inline __attribute__((always_inline)) void ISA(turn)(real *dst, size_t ldd, const real *src, size_t lds)
-{
+ISA_FN static inline __attribute__((always_inline)) void ISA(turn)(real *dst, size_t ldd, const real *src, size_t lds) {
 #ifdef REAL_DOUBLE
     vec r0 = TILE_LOAD(src), r1 = TILE_LOAD(src + lds), r2 = TILE_LOAD(src + 2 * lds), r3 = TILE_LOAD(src + 3 * lds);
     vec a0 = __builtin_shufflevector(r0, r1, 0, 4, 2, 6), a1 = __builtin_shufflevector(r0, r1, 1, 5, 3, 7);
@@ -74,7 +74,8 @@ ISA_FN static inline __attribute__((always_inline)) void ISA(turn)(real *dst, si
 #define LO4(x, y) __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11)
 #define HI4(x, y) __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15)
     vec r0 = TILE_LOAD(src), r1 = TILE_LOAD(src + lds), r2 = TILE_LOAD(src + 2 * lds), r3 = TILE_LOAD(src + 3 * lds);
-    vec r4 = TILE_LOAD(src + 4 * lds), r5 = TILE_LOAD(src + 5 * lds), r6 = TILE_LOAD(src + 6 * lds), r7 = TILE_LOAD(src + 7 * lds);
+    vec r4 = TILE_LOAD(src + 4 * lds), r5 = TILE_LOAD(src + 5 * lds);
+    vec r6 = TILE_LOAD(src + 6 * lds), r7 = TILE_LOAD(src + 7 * lds);
     vec a0 = LO(r0, r1), a1 = HI(r0, r1), a2 = LO(r2, r3), a3 = HI(r2, r3);
     vec a4 = LO(r4, r5), a5 = HI(r4, r5), a6 = LO(r6, r7), a7 = HI(r6, r7);
     vec q0 = LO2(a0, a2), q1 = HI2(a0, a2), q2 = LO2(a1, a3), q3 = HI2(a1, a3);

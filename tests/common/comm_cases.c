@@ -85,7 +85,8 @@ static void case_sum(Comm *c) {
         for (size_t j = 0; j < n; j += n > 1000 && j + 100 < n ? 7 : 1) { // fewer than a cache line's, whose owner may differ
             wide up = value(0, j + k), down = value(i->size - 1, j + k);
             for (int r = 1; r < i->size; r++) up += value(r, j + k), down += value(i->size - 1 - r, j + k);
-            EXPECT(memcmp(&up, &x[j], sizeof up) == 0, "sum of %zu: element %zu is %.17g, in rank order %.17g", n, j, (double)x[j], (double)up);
+            EXPECT(memcmp(&up, &x[j], sizeof up) == 0, "sum of %zu: element %zu is %.17g, in rank order %.17g", n, j,
+                   (double)x[j], (double)up);
             order_matters |= up != down;
         }
         EXPECT(x[n] == 123, "sum of %zu writes past its end", n);
@@ -116,8 +117,8 @@ static void case_small(Comm *c) {
                 max = v > max ? v : max;
                 count += (int64_t)(mix((uint64_t)r, (uint64_t)j) >> 5) - ((int64_t)1 << 58);
             }
-            EXPECT(s[j] == sum && m[j] == max && k[j] == count, "%d numbers: sum %.17g for %.17g, max %g for %g, count %lld for %lld", n, s[j],
-                   sum, m[j], max, (long long)k[j], (long long)count);
+            EXPECT(s[j] == sum && m[j] == max && k[j] == count, "%d numbers: sum %.17g for %.17g, max %g for %g, count %lld for "
+                   "%lld", n, s[j], sum, m[j], max, (long long)k[j], (long long)count);
         }
         free(s), free(m), free(k);
     }
@@ -135,7 +136,8 @@ static void case_bcast(Comm *c) {
             for (size_t j = 0; j < sizes[k]; j++) x[j] = (unsigned char)mix((uint64_t)i->rank, j);
             x[sizes[k]] = 0xEE;
             comm_bcast(c, x, sizes[k], root);
-            for (size_t j = 0; j < sizes[k]; j++) EXPECT(x[j] == (unsigned char)mix((uint64_t)root, j), "broadcast from %d: byte %zu", root, j);
+            for (size_t j = 0; j < sizes[k]; j++)
+                EXPECT(x[j] == (unsigned char)mix((uint64_t)root, j), "broadcast from %d: byte %zu", root, j);
             EXPECT(x[sizes[k]] == 0xEE, "broadcast writes past its end");
             free(x);
         }
@@ -158,17 +160,20 @@ static void case_window(Comm *c) {
         if (!w[r]) continue;
         EXPECT((uintptr_t)w[r] % 4096 == 0, "window of rank %d at %p", r, (void *)w[r]);
     }
-    for (size_t j = 0; j < words; j++) EXPECT(w[i->rank][j] == 0, "a new window holds %llu at %zu", (unsigned long long)w[i->rank][j], j);
+    for (size_t j = 0; j < words; j++)
+        EXPECT(w[i->rank][j] == 0, "a new window holds %llu at %zu", (unsigned long long)w[i->rank][j], j);
     comm_node_barrier(c);
     for (int round = 0; round < 50; round++) { // all write own words, then into their peers', then all is read
         for (size_t j = 100; j < words; j++) w[i->rank][j] = mix((uint64_t)(i->rank * 1000 + round), j);
-        for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) w[r][i->rank] = mix((uint64_t)(r * 77 + round), (uint64_t)i->rank);
+        for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++)
+            w[r][i->rank] = mix((uint64_t)(r * 77 + round), (uint64_t)i->rank);
         dawdle(mix((uint64_t)i->rank, (uint64_t)round));
         comm_node_barrier(c);
         for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) {
             for (size_t j = 100; j < words; j += 1 + (size_t)round)
                 EXPECT(w[r][j] == mix((uint64_t)(r * 1000 + round), j), "round %d: word %zu of rank %d", round, j, r);
-            EXPECT(w[i->rank][r] == mix((uint64_t)(i->rank * 77 + round), (uint64_t)r), "round %d: rank %d's word is not here", round, r);
+            EXPECT(w[i->rank][r] == mix((uint64_t)(i->rank * 77 + round), (uint64_t)r), "round %d: rank %d's word is not here",
+                   round, r);
         }
         comm_node_barrier(c);
     }
@@ -248,7 +253,8 @@ static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
         EXPECT(memcmp(to + (size_t)r * row_bytes, expected, row_bytes) == 0, "rows, call %d: row %d is not row %d of rank %d", k, r,
                origin[r] % 10000, origin[r] / 10000);
     }
-    EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent, (unsigned long long)comm_bytes_sent(c));
+    EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent,
+           (unsigned long long)comm_bytes_sent(c));
     free(from), free(to), free(send), free(recv), free(origin), free(expected);
 }
 
@@ -279,7 +285,8 @@ static void check_group(Comm *c, int first, int step, int world_G) {
     comm_allgather(c, all, &own, sizeof own);
     for (int r = 0; r < i->size; r++) {
         EXPECT(all[r] == first + r * step, "member %d is rank %d", r, all[r]);
-        EXPECT((all[r] / world_G == own / world_G) == (r / i->G == i->node), "member %d, rank %d, counts to the wrong node", r, all[r]);
+        EXPECT((all[r] / world_G == own / world_G) == (r / i->G == i->node), "member %d, rank %d, counts to the wrong node", r,
+               all[r]);
     }
     free(all);
     comm_cases(c);

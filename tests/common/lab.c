@@ -140,7 +140,8 @@ void lab_close_to(const char *what, const double *got, const double *want, const
     for (size_t k = 0; n && k < 3; k++) {
         i = k * (n - 1) / 2;
         wrong[i] = bound[i] > 0 ? got[i] + 10 * bound[i] : nextafter(got[i], INFINITY);
-        if (first_off(wrong, want, bound, n) != i) fail_msg("%s[%zu]: an error of ten times the bound %.3g passes", what, i, bound[i]);
+        if (first_off(wrong, want, bound, n) != i)
+            fail_msg("%s[%zu]: an error of ten times the bound %.3g passes", what, i, bound[i]);
         wrong[i] = got[i];
     }
     free(wrong);

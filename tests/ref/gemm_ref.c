@@ -2,8 +2,8 @@
 #include <math.h>
 #include <stddef.h>
 
-void ref_product(double *c, double *size, const double *z, const double *a, int a_turned, const double *b, int b_turned, int m, int n,
-                 int k) {
+void ref_product(double *c, double *size, const double *z, const double *a, int a_turned, const double *b, int b_turned, int m,
+                 int n, int k) {
     for (size_t i = 0; i < (size_t)m; i++)
         for (size_t j = 0; j < (size_t)n; j++) {
             long double sum = z ? z[i * n + j] : 0, all = fabsl(sum);

@@ -118,7 +118,8 @@ static void add_ffn(double *y, const double *x, const RefTable *w, const char *w
 // x (T,C), the residual stream of one sequence, += attention
 static void attention(const RefConfig *c, const RefTable *w, int l, double *x, const int *first, int T) {
     int C = c->C, HS = c->HS, nq = c->NH * HS, nk = c->NKV * HS;
-    double *q = malloc((size_t)T * (size_t)(nq + 2 * nk) * sizeof(double)), *k = q + (size_t)T * (size_t)nq, *v = k + (size_t)T * (size_t)nk;
+    double *q = malloc((size_t)T * (size_t)(nq + 2 * nk) * sizeof(double)), *k = q + (size_t)T * (size_t)nq;
+    double *v = k + (size_t)T * (size_t)nk;
     double *n1 = malloc((size_t)(C + nq + T) * sizeof(double)), *o = n1 + C, *p = o + nq;
     for (int t = 0; t < T; t++) {
         double *qt = q + (size_t)t * (size_t)nq, *kt = k + (size_t)t * (size_t)nk, *vt = v + (size_t)t * (size_t)nk;
@@ -224,7 +225,7 @@ static void sequence(const RefConfig *c, const RefTable *w, double *logits, Rout
 
 // ---- losses ------------------------------------------------------------------------------------------------------------
 
-// Tokens of MoE layer `moe` over which f and P are taken: group g of them is given by its first token and length.
+// E sum_e f_e P_e over n tokens of one layer
 static double balance(const RefConfig *c, Routed *const *token, int n) {
     double loss = 0;
     for (int e = 0; e < c->E; e++) {

@@ -18,8 +18,8 @@ void ref_swiglu(double *h, const double *gu, const double *rw, int M, int F) {
         }
 }
 
-void ref_scatter(double *dst, double *wdst, const double *x, const double *w, const int *peer, const int *row, int BT, int K, int M,
-                 int C) {
+void ref_scatter(double *dst, double *wdst, const double *x, const double *w, const int *peer, const int *row, int BT, int K,
+                 int M, int C) {
     for (int t = 0; t < BT; t++)
         for (int k = 0; k < K; k++) {
             int r = row[t * K + k];

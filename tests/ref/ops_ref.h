@@ -9,8 +9,8 @@ void ref_rmsnorm(double *y, double *rstd, const double *x, const double *w, int 
 // h (M,F) overwritten | gu (M,2F) | rw (M) or NULL
 void ref_swiglu(double *h, const double *gu, const double *rw, int M, int F);
 // sum_p over all pairs with row >= 0 of x[t]'s row into dst (peers, M, C), each exactly once; w likewise
-void ref_scatter(double *dst, double *wdst, const double *x, const double *w, const int *peer, const int *row, int BT, int K, int M,
-                 int C);
+void ref_scatter(double *dst, double *wdst, const double *x, const double *w, const int *peer, const int *row, int BT, int K,
+                 int M, int C);
 // y[t] = add[t] + sum over its pairs, k ascending, as doubles
 void ref_gather(double *y, double *dw, const double *add, const double *src, const double *wsrc, const int *peer, const int *row,
                 int BT, int K, int M, int C);

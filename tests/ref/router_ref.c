@@ -23,6 +23,14 @@ void ref_sorted(double *key, const double *score, const double *bias, int E) {
     qsort(key, E, sizeof *key, descending);
 }
 
+void ref_choose(int *idx, const double *key, int E, int K) {
+    for (int e = 0; e < E; e++) {
+        int ahead = 0;
+        for (int j = 0; j < E; j++) ahead += key[j] > key[e] || (key[j] == key[e] && j < e);
+        if (ahead < K) idx[ahead] = e;
+    }
+}
+
 void ref_weights(double *weight, const double *score, const int *idx, RefRouter r) {
     double sum = 1e-20;
     for (int k = 0; k < r.K; k++) sum += score[idx[k]];

@@ -10,6 +10,8 @@ typedef struct RefRouter {
 double ref_scores(double *score, double *prob, const double *logits, RefRouter r);
 // key (E): score + bias, sorted from the largest to the smallest
 void ref_sorted(double *key, const double *score, const double *bias, int E);
+// idx (K): the largest K of key, largest first, ties to the lower index
+void ref_choose(int *idx, const double *key, int E, int K);
 // weight (K) of the experts idx (K), which the bias may have chosen
 void ref_weights(double *weight, const double *score, const int *idx, RefRouter r);
 
