@@ -122,6 +122,8 @@ static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, cons
     l->f = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
     l->plan.quota = dev_alloc(d, SIZE(E, m->R, sizeof(int)), "plans");
     l->plan.slot = dev_alloc(d, SIZE(m->R, c->S + 1, sizeof(int)), "plans");
+    l->plan.history = dev_alloc(d, SIZE(E, sizeof(int64_t)), "plans");
+    dev_zero(d, l->plan.history, SIZE(E, sizeof(int64_t)));
     l->route = route_alloc(d, BT, K, m->R, E, m->N, c->S);
     size_t rows_skip = SIZE(i, m->M, c->C, sizeof(real)), weight_skip = SIZE(i, m->M, sizeof(wide));
     l->rows = (real *)((char *)w->rows[m->me] + rows_skip);

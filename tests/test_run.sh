@@ -57,10 +57,14 @@ last() { ls -d "$tmp/$1"/step_* | tail -n 1; }
 
 # ---- the same run, however it is started -----------------------------------------------------------------------------------
 quiet="--eval-every 0 --sample-every 0 --trace-every 0"
-ok "one rank" train one --steps 12 $quiet --save-every 12
+ok "one rank" train one --steps 12 $quiet --save-every 12 --threads 1
 ok "four processes" mtrain 4 four --steps 12 $quiet --nodes 2 --save-every 12
 ok "four virtual ranks" train virtual --steps 12 $quiet --virtual-ranks 4 --nodes 2 --save-every 12
 same "processes and threads" "$(last four)" "$(last virtual)"
+for n in 2 3; do
+    ok "$n threads" train threads$n --steps 12 $quiet --save-every 12 --threads $n
+    same "1 and $n threads" "$(last one)" "$(last threads$n)"
+done
 ok "another seed" train seed --steps 12 $quiet --virtual-ranks 4 --nodes 2 --save-every 12 --seed 9
 differ "another seed" "$(last four)" "$(last seed)"
 

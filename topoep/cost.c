@@ -17,15 +17,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const policy_names[POLICIES] = {"none", "topoep"};
+const char *const policy_names[POLICIES] = {"none", "topoep", "eplb", "fastermoe", "llep", "echo", "lplb", "ultraep", "moonep"};
 
 typedef struct Rates {
     int sliced, dedup;
     double flops, inter_bytes_s, intra_bytes_s; // grouped products; one rank's network port; one rank's link inside the node
 } Rates;
 
-// Measured on two cores of a Zen 3 server: a rank's grouped products with a few dozen rows per expert, its share of memory
-// copies through a window, of messages through Open MPI over shared memory, and two barriers.
+// Round estimates for ranks on the cores of one ordinary machine, no measurements: a core's grouped products with a few dozen
+// rows per expert, messages over shared memory in place of a network, copies through a window, a barrier or two.
 static const Rates local_rates = {.flops = 35e9, .inter_bytes_s = 0.5e9, .intra_bytes_s = 2e9};
 enum { LOCAL_FIXED_PS = 50000000 };
 

@@ -138,7 +138,7 @@ int main(int argc, char **argv) {
         snprintf(choices + n, sizeof choices - n, "%s%s", i ? "|" : "", policy_names[i]);
     }
     Flag flags[] = {
-        {.name = "balance", .kind = FLAG_CHOICE, .value = &balance, .choices = choices, .help = "this policy only"},
+        {.name = "balance", .kind = FLAG_CHOICE, .value = &balance, .choices = choices, .help = "this policy only (eplb takes the matrix for its past)"},
         {.name = "json", .kind = FLAG_BOOL, .value = &json, .help = "print one policy's plan alone, as JSON"},
         {.name = "slots", .kind = FLAG_INT, .value = &slots, .min = -1, .max = PLAN_MAX_S, .help = "slots for copies per rank; -1 = as the cluster file says, or 2"},
         {.name = "block", .kind = FLAG_INT, .value = &block, .min = 1, .max = 1 << 20, .help = "pairs by which copies' quotas grow"},

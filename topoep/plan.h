@@ -38,7 +38,9 @@ void cost_check(const Cost *c, int N, int G, int E);
 
 enum { PLAN_MAX_R = 1024, PLAN_MAX_E = 1024, PLAN_MAX_S = 32 };
 
-typedef enum { POLICY_NONE, POLICY_TOPOEP, POLICIES } Policy; // grows; policy_names has them in this order
+typedef enum { // policy_names has them in this order; the ones after topoep: topoep/policies.h
+    POLICY_NONE, POLICY_TOPOEP, POLICY_EPLB, POLICY_FASTERMOE, POLICY_LLEP, POLICY_ECHO, POLICY_LPLB, POLICY_ULTRAEP, POLICY_MOONEP, POLICIES
+} Policy;
 extern const char *const policy_names[POLICIES];
 
 typedef struct PlanOptions {
@@ -62,10 +64,12 @@ typedef struct Plan {
     int *quota;     // (E,R) pairs of expert e computed on rank r; row sums are the experts' totals
     int *slot;      // (R,S) the expert whose copy a slot holds, ascending, -1 = empty (at the end); every copy has a quota > 0
     PlanInfo *info; // one
+    int64_t *history; // (E) of eplb, which reads and updates it: average of past demand, zero before the first call; NULL: it
+                      // takes this demand for the past
 } Plan;
 size_t plan_work_bytes(int R, int E, int N, int S); // scratch that plan_solve needs, on the device
 // Fills plan from D (R,E). Legal always: every quota sits on the home or on a copy, at most S copies per rank, none at home,
-// none twice, J at most the identity plan's. Least J of what the policy looks at, where
+// none twice. With topoep J is at most the identity plan's, and the least of the plans it looks at, where
 //   J = pair_compute max_r load_r + max(pair_inter max_n max(out_n, in_n), pair_intra max_r max(out_r, in_r))
 //     + max(copy_inter max_n max(wout_n, win_n), copy_intra max_r max(held_r, fan_r)) (1000-overlap)/1000 + fixed if any copy.
 // An op: runs where the device is, asks nothing of the host.
