@@ -18,6 +18,9 @@ CFLAGS   = $(BASE) -I. -MMD -MP $(if $(filter double,$(REAL)),-DREAL_DOUBLE) $(i
 LIBS     = -ljansson $(if $(filter 1,$(MPI)),$(MPI_LIBS)) -lm -lpthread
 GIT     := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
+# One short line per file; V=1 shows the commands.
+say = $(if $(V),,@echo '$(1)  $(2)';)
+
 programs = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c kernels/bench.c))
 sources  = $(filter-out $(programs:%=%.c),$(wildcard kernels/*.c kernels/cpu/*.c topoep/*.c moe/*.c model/*.c data/*.c train/*.c))
 objects  = $(sources:%.c=$(BUILD)/obj/%.o)
@@ -34,7 +37,7 @@ help:
 	@echo "make bench      the ops against this machine's own ceilings"
 	@echo "make info       what was probed, how, and what was found"
 	@echo "make clean      removes build folders"
-	@echo "Variables: MPI=0 (one process, no Open MPI)  REAL=double  BUILD=folder  CC=compiler  OPT=flags"
+	@echo "Variables: MPI=0 (one process, no Open MPI)  REAL=double  BUILD=folder  CC=compiler  OPT=flags  V=1"
 
 # ---- set-up -----------------------------------------------------------------------------------------------------------
 PROBE = $(BUILD)/probe-$(notdir $(firstword $(CC)))-$(MPI).mk
@@ -63,20 +66,20 @@ $(BUILD)/flags: force
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c $< -o $@
+	$(call say,cc,$<)$(CC) $(CFLAGS) -c $< -o $@
 
 $(BUILD)/libmoe.a: $(objects)
 	@rm -f $@
-	ar rcs $@ $^
+	$(call say,ar,$@)ar rcs $@ $^
 
 define program
 $(BUILD)/$(notdir $(1)): $(BUILD)/obj/$(1).o $(BUILD)/libmoe.a
-	$$(CC) $$(CFLAGS) $$(filter %.o %.a,$$^) -o $$@ $$(LIBS)
+	$$(call say,ld,$$@)$$(CC) $$(CFLAGS) $$(filter %.o %.a,$$^) -o $$@ $$(LIBS)
 endef
 $(foreach p,$(programs),$(eval $(call program,$(p))))
 
 $(BUILD)/test_%: $(BUILD)/obj/tests/test_%.o $(oracles) $(BUILD)/libmoe.a
-	$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
+	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 tests: $(tests) all
 
 # ---- use --------------------------------------------------------------------------------------------------------------
