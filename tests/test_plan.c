@@ -34,7 +34,7 @@ static int64_t team_reduce(int64_t x, int sum) {
 #define SOLVE_MAX(x) team_reduce(x, 0)
 #define SOLVE_SUM(x) team_reduce(x, 1)
 #define SOLVE_LEAF static
-#include "topoep/solve.h"
+#include "topoep/policies.h"
 
 static uint64_t counter;
 static uint64_t bits(void) { return rng_u64(11, 3, counter++); }
@@ -58,7 +58,7 @@ static void case_alloc(Case *c) {
 static void case_free(Case *c) { free(c->D), free(c->quota), free(c->slot); }
 
 static void solve(Case *c, Policy policy, int block) {
-    Plan plan = {c->quota, c->slot, &c->info};
+    Plan plan = {.quota = c->quota, .slot = c->slot, .info = &c->info};
     void *work = host_alloc(plan_work_bytes(c->R, c->E, c->cost.N, c->cost.S));
     plan_solve(dev, &plan, c->D, c->R, c->E, &c->cost, (PlanOptions){policy, block}, work);
     free(work);
@@ -223,18 +223,19 @@ static void test_threads(void **state) { // the parallel form, for teams of 1 to
         int *quota = host_alloc(n);
         memcpy(quota, c.quota, n);
         for (int threads = 1; threads <= (k < 40 ? 5 : 1); threads += 2) {
-            void *work = host_alloc(solve_work_bytes(c.R, c.E, c.cost.N, c.cost.S));
+            void *work = host_alloc(solve_work_bytes(c.R, c.E, c.cost.N, c.cost.S)), *scratch = host_alloc(policy_work_bytes(c.R, c.E));
             Solve v;
 #pragma omp parallel num_threads(threads)
             {
                 solve_bind(&v, work, c.D, c.R, c.E, &c.cost, 1);
-                solve_topoep(&v);
+                policy_topoep(&v, scratch);
                 solve_result(&v, c.quota, c.slot, &c.info);
             }
             assert_memory_equal(&want, &c.info, sizeof want);
             assert_memory_equal(quota, c.quota, n);
             assert_int_equal(v.best_ps, c.info.cost_ps); // J as kept up move by move is J as counted in the end
             free(work);
+            free(scratch);
         }
         free(quota);
         case_free(&c);
