@@ -1,4 +1,4 @@
-// The backward pass: forward.c upside down. dx is the gradient of the residual stream, from the last layer to the first.
+// The backward pass: forward.c upside down, but for the head, whose gradient d_nf the forward has already made. dx is the gradient of the residual stream, from the last layer to the first.
 #include "model/state.h"
 
 static void backward_block(Model *m, int l) {

@@ -26,8 +26,9 @@ static void choice_shares(double *share, const double *offset, const double *z, 
     memset(share, 0, SIZE(E, sizeof(double)));
     for (int s = 0; s < SAMPLES; s++) {
         int held = 0;
+        const double *row = z + (size_t)s * (size_t)E;
         for (int e = 0; e < E; e++) {
-            double v = offset[e] + z[SIZE(s, E) + (size_t)e];
+            double v = offset[e] + row[e];
             if (held == K && v <= best[K - 1]) continue;
             int k = held < K ? held++ : K - 1;
             for (; k > 0 && best[k - 1] < v; k--) {
@@ -59,7 +60,8 @@ static void zipf_shares(double *want, int E, int K, double Z) {
 static void zipf_offsets(double *offset, int E, int K, double Z, uint64_t seed) {
     double *z = host_alloc(SIZE(SAMPLES, E, sizeof(double)));
     double *share = host_alloc(SIZE(E, sizeof(double))), *want = host_alloc(SIZE(E, sizeof(double)));
-    for (size_t i = 0; i < SIZE(SAMPLES, E); i++) z[i] = rng_normal(seed, rng_name("router skew"), i);
+    uint64_t stream = rng_name("router skew");
+    for (size_t i = 0, n = SIZE(SAMPLES, E); i < n; i++) z[i] = rng_normal(seed, stream, i);
     zipf_shares(want, E, K, Z);
     memset(offset, 0, SIZE(E, sizeof(double)));
     for (int round = 0; round < ROUNDS; round++) {

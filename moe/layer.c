@@ -40,7 +40,8 @@ static void combine(Moe *m, Layer *l, real *y, wide *dw, const real *add, int BT
     dev_gather_rows(m->d, y, dw, add, m->rows_out_at, dw ? m->weight_out_at : NULL, t->peer, t->row, BT, m->c.K, C);
 }
 
-// Counts of all ranks, the plan they all make from them, and this rank's part in it.
+// Counts of all ranks, the plan they all make from them (plan_solve: topoep/solve.h, run by kernels/cpu/plan.c), and this
+// rank's part in it (route_make: kernels/cpu/route.c).
 static void plan(Moe *m, Layer *l, int layer, int BT, MoePass pass) {
     int R = m->R, E = m->c.E, at = (pass.count ? pass.micro : m->c.micros) * m->c.layers + layer;
     int *D = m->demand + (size_t)at * R * E;

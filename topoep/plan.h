@@ -74,9 +74,4 @@ size_t plan_work_bytes(int R, int E, int N, int S); // scratch that plan_solve n
 //     + max(copy_inter max_n max(wout_n, win_n), copy_intra max_r max(held_r, fan_r)) (1000-overlap)/1000 + fixed if any copy.
 // An op: runs where the device is, asks nothing of the host.
 void plan_solve(Dev *d, Plan *plan, const int *D, int R, int E, const Cost *cost, PlanOptions options, void *work);
-
-// The flow of one source's pairs of one expert: of D[s][e] pairs in token order, which go to which rank. Closed form: a rank
-// that may compute e serves its own pairs first, then its node's, then the rest, by intersecting intervals of prefix sums.
-// y (R) overwritten: y[r] pairs from s to r. Columns are exact: sum_s y = quota[e][r]. In this source's token order the
-// pairs go to the ranks ascending. Host and device code alike (topoep/flow.h).
 #endif

@@ -5,7 +5,7 @@
 // name       sees           decides
 // eplb       past average   replicas to the largest load per replica, greedy packing, split evenly    DeepSeek's EPLB, hierarchical
 // fastermoe  counts, J      the next hottest expert to all ranks while the modelled time falls         FasterMoE's shadowing
-// llep       counts         spill beyond the mean to the least loaded ranks, in chunks worth a product least-loaded EP, arXiv 2601.17111
+// llep       counts         spill beyond the mean to the least loaded ranks, in large enough chunks arXiv 2601.17111
 // echo       counts         spill and spare on two number lines; the S largest per rank are kept       Megatron's elastic cloning
 // lplb       counts         fixed partners on a torus, the split that minimises the fullest rank       DeepSeek's LPLB
 // ultraep    counts         quotas filled inside each node, lowest threshold that can be met           arXiv 2606.04101
@@ -95,10 +95,11 @@ HOSTDEV void policy_pack(int *in, int64_t *load, int *room, int64_t *key, int *o
 // Decided from the history, split by the present counts: what is left over by an even split stays at home.
 HOSTDEV void policy_eplb(Solve *v, int64_t *history, int64_t *scratch) {
     int64_t past = 0, *weight = v->key, *load = scratch, *key = scratch + v->E;
+    int *inside = (int *)(scratch + 2 * v->E); // (E,G)
     for (int e = 0; e < v->E && history; e++) past += history[e];
     for (int e = 0; e < v->E; e++) weight[e] = past > 0 ? history[e] : policy_total(v, e) << POLICY_AVERAGE_BITS;
     for (int n = 0, of = v->G * v->H; n < v->N; n++) {
-        int first = n * of, *in = v->best_q + first * v->G, *count = v->from + first;
+        int first = n * of, *in = inside + first * v->G, *count = v->from + first;
         for (int r = 0; r < v->G; r++) v->room[r] = v->S, load[r] = 0;
         policy_replicate(count, weight + first, of, v->G * v->S, v->G);
         policy_pack(in, load, v->room, key, v->onto, weight + first, count, v->H, of, v->G);
@@ -179,8 +180,8 @@ HOSTDEV void policy_llep(Solve *v) {
 
 // ---- echo -----------------------------------------------------------------------------------------------------------------
 // What ranks have above the mean, taken from their hottest experts, largest first on one line; what others lack on the other.
-HOSTDEV void policy_echo(Solve *v) {
-    int R = v->R, *spill = v->from, *given = v->best_q, *spare = v->p_keep, *coldest = v->p_take;
+HOSTDEV void policy_echo(Solve *v, int *given) { // given (E,R) scratch
+    int R = v->R, *spill = v->from, *spare = v->p_keep, *coldest = v->p_take;
     for (int r = 0; r < R; r++) v->key[r] = spare[r] = flow_max(0, (int)v->mean - v->load[r]); // R <= E
     policy_order(coldest, v->key, R);
     policy_hottest(v);
@@ -248,7 +249,7 @@ HOSTDEV int policy_augment(Solve *v, int s, int64_t M) {
             if (p < 0) continue;
             e = policy_shared(v, p, j); // a copy here: back home, or on to another holder
             policy_visit(v, e, r, p, &n);
-            for (int other = j % v->H; other < v->S; other += v->H) policy_visit(v, e, r, policy_partner(p, other, 1, v->N, v->G), &n);
+            for (int k = j % v->H; k < v->S; k += v->H) policy_visit(v, e, r, policy_partner(p, k, 1, v->N, v->G), &n);
         }
     }
     if (end < 0) return 0;
@@ -359,28 +360,79 @@ HOSTDEV void policy_moonep(Solve *v) {
 }
 
 // ---- all of them ----------------------------------------------------------------------------------------------------------
-// The plan of a policy other than none and topoep. history (E): of eplb, all zero before the first microbatch, updated; may be
-// NULL, then eplb sees the counts themselves. scratch: policy_work_bytes
-HOSTDEV size_t policy_work_bytes(int E) { return 2 * (size_t)E * sizeof(int64_t); }
-HOSTDEV void policy_solve(Solve *v, Policy policy, int64_t *history, int64_t *scratch) {
+// scratch of policy_solve and policy_topoep: 2 E int64, then (E,R) int
+HOSTDEV size_t policy_work_bytes(int R, int E) { // a multiple of 8
+    return 2 * (size_t)E * sizeof(int64_t) + ((size_t)E * (size_t)R + 1) / 2 * 2 * sizeof(int);
+}
+
+// v becomes the policy's plan
+HOSTDEV void policy_make(Solve *v, Policy policy, int64_t *history, int64_t *scratch) {
     solve_identity(v);
     if (policy == POLICY_FASTERMOE) policy_fastermoe(v);
     SOLVE_BARRIER();
     SOLVE_ONE {
         if (policy == POLICY_EPLB) policy_eplb(v, history, scratch);
         if (policy == POLICY_LLEP) policy_llep(v);
-        if (policy == POLICY_ECHO) policy_echo(v);
+        if (policy == POLICY_ECHO) policy_echo(v, (int *)(scratch + 2 * v->E));
         if (policy == POLICY_LPLB) policy_lplb(v);
         if (policy == POLICY_ULTRAEP) policy_ultraep(v);
         if (policy == POLICY_MOONEP) policy_moonep(v);
-        for (int e = 0; e < v->E; e++)
+        for (int e = 0; e < v->E && v->block > 1; e++)
             for (int r = 0; r < v->R; r++) {
                 int odd = v->q[e * v->R + r] % v->block;
                 if (r != solve_home(v, e) && odd > 0) solve_move(v, e, r, solve_home(v, e), odd);
             }
-        v->best_ps = INT64_MAX;
     }
     SOLVE_BARRIER();
+}
+
+// The plan of a policy other than none and topoep. history (E): of eplb, all zero before the first microbatch, updated; may be
+// NULL, then eplb sees the counts themselves.
+HOSTDEV void policy_solve(Solve *v, Policy policy, int64_t *history, int64_t *scratch) {
+    policy_make(v, policy, history, scratch);
+    SOLVE_ONE v->best_ps = INT64_MAX;
+    SOLVE_BARRIER();
     solve_keep(v);
+}
+
+// Each rank computes its own pairs of the `most` foreign experts it has most pairs of
+HOSTDEV void policy_own(Solve *v, int most) {
+    for (int r = 0; r < v->R; r++)
+        while (v->held[r] < most) {
+            int top = -1;
+            for (int e = 0; e < v->E; e++) {
+                int at = e * v->R + r;
+                if (r == solve_home(v, e) || v->q[at] > 0 || v->dt[at] < v->block) continue;
+                if (top < 0 || v->dt[at] > v->dt[top * v->R + r]) top = e;
+            }
+            if (top < 0) break;
+            solve_move(v, top, solve_home(v, top), r, v->dt[top * v->R + r] / v->block * v->block);
+        }
+}
+
+// TopoEP's plan: the solver's, or that of a policy with exact counts if its J is lower, or one that starts with every rank's own
+// pairs: copies that pay only together, as their pairs change places, are not found one by one.
+HOSTDEV void policy_topoep(Solve *v, int64_t *scratch) {
+    solve_topoep(v);
+    const Cost *c = v->cost;
+    int64_t least = c->copy_intra_ps * (1000 - c->overlap_permille) / 1000 + c->plan_fixed_ps; // of any plan with copies
+    if (v->S == 0 || v->R == 1 || c->pair_compute_ps * v->mean + least >= v->best_ps) return;
+    for (int p = POLICY_EPLB; p < POLICIES; p++) { // eplb as if this were its past
+        SOLVE_BARRIER();
+        policy_make(v, (Policy)p, NULL, scratch);
+        solve_keep(v);
+    }
+    for (int most = v->S; most > 0; most /= 2) {
+        SOLVE_BARRIER();
+        solve_identity(v);
+        SOLVE_ONE policy_own(v, most);
+        SOLVE_BARRIER();
+        solve_keep(v);
+        for (int sharp = 24; sharp <= 96; sharp *= 2) {
+            solve_refresh(v, sharp);
+            solve_level(v, 3, -1);
+        }
+        solve_keep(v);
+    }
 }
 #endif

@@ -8,7 +8,7 @@
 #define SOLVE_LEAF static DEV_CLONES
 #include "topoep/policies.h"
 
-size_t plan_work_bytes(int R, int E, int N, int S) { return policy_work_bytes(E) + solve_work_bytes(R, E, N, S); }
+size_t plan_work_bytes(int R, int E, int N, int S) { return policy_work_bytes(R, E) + solve_work_bytes(R, E, N, S); }
 
 void plan_solve(Dev *d, Plan *plan, const int *D, int R, int E, const Cost *cost, PlanOptions options, void *work) {
     dev_enter(d);
@@ -21,8 +21,8 @@ void plan_solve(Dev *d, Plan *plan, const int *D, int R, int E, const Cost *cost
                  "a plan for %lld pairs of up to %lld ps each: their time does not fit (hint: smaller microbatches, or the cluster file)",
                  (long long)total, (long long)dearest);
     Solve v;
-    solve_bind(&v, (char *)work + policy_work_bytes(E), D, R, E, cost, options.block > 0 ? options.block : 1);
-    if (options.policy == POLICY_TOPOEP) solve_topoep(&v);
+    solve_bind(&v, (char *)work + policy_work_bytes(R, E), D, R, E, cost, options.block > 0 ? options.block : 1);
+    if (options.policy == POLICY_TOPOEP) policy_topoep(&v, work);
     else if (options.policy == POLICY_NONE) solve_none(&v);
     else policy_solve(&v, options.policy, plan->history, work);
     solve_result(&v, plan->quota, plan->slot, plan->info);

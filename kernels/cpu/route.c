@@ -1,4 +1,9 @@
-// The route of one rank, and the blocks its copies are made of, on the CPU.
+// The route of one rank (topoep/route.h), worked out on the CPU: which pairs go where follows from flow_column (topoep/flow.h).
+//
+// A source's pairs of one expert go, in token order, in runs: the first few to the lowest rank that computes it, the next to the
+// next. Say 10 pairs of e, of which rank 0 takes 6 and rank 2 takes 4, and in their buffers this source's rows of e begin at 40
+// and at 7: then there are two Runs, {end 6, peer 0, shift 40} and {end 10, peer 2, shift 7 - 6 = 1}; the pair with ord 8 goes to
+// rank 2, row 8 + 1 = 9.
 #include "topoep/route.h"
 #include "kernels/check.h"
 #include "kernels/cpu/dev.h"
