@@ -2,9 +2,11 @@
 //
 // Each input is split by itself: the last --val-fraction of its bytes (separators not counted) is for validation. The cut is at
 // exactly that byte; a document across it is cut in two. Each document, or part of one, begins with the separator token.
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,6 +228,22 @@ static void old_shards(const char *dir, const char *prefix, int overwrite, int d
     free(list);
 }
 
+// PREFIX_NNNNNN.bin.tmp.PID of runs that ended before they could rename them; those of a running one are its own.
+static void remove_leftovers(const char *dir, const char *prefix) {
+    DIR *d = opendir(dir);
+    CHECK_DATA(d, "%s: cannot read the folder: %s", dir, strerror(errno));
+    char *format = str_format("%s_%%*[0-9].bin.tmp.%%9d%%n", prefix);
+    for (struct dirent *e; (e = readdir(d));) {
+        int pid = 0, end = 0;
+        if (sscanf(e->d_name, format, &pid, &end) != 1 || e->d_name[end] || pid <= 0 || kill(pid, 0) == 0 || errno != ESRCH) continue;
+        char *path = path_join(dir, e->d_name);
+        CHECK_DATA(remove(path) == 0, "%s: cannot remove: %s", path, strerror(errno));
+        free(path);
+    }
+    free(format);
+    closedir(d);
+}
+
 static void finish(ShardWriter *w, const char *prefix, const Options *o) {
     int64_t n_tokens = shard_writer_tokens(w);
     if (n_tokens) old_shards(o->out, prefix, o->overwrite, 1);
@@ -261,6 +279,8 @@ int main(int argc, char **argv) {
     dir_make(o.out);
     if (o.val_fraction < 1) old_shards(o.out, "train", o.overwrite, 0);
     if (o.val_fraction > 0) old_shards(o.out, "val", o.overwrite, 0);
+    remove_leftovers(o.out, "train");
+    remove_leftovers(o.out, "val");
     ShardWriter *train = shard_writer_open(o.out, "train", o.shard_tokens, tokenizer_vocab(tok), tokenizer_separator(tok));
     ShardWriter *val = shard_writer_open(o.out, "val", o.shard_tokens, tokenizer_vocab(tok), tokenizer_separator(tok));
     for (int i = 1; i <= n_inputs; i++) {
@@ -278,5 +298,6 @@ int main(int argc, char **argv) {
     finish(val, "val", &o);
     finish(train, "train", &o);
     tokenizer_close(tok);
+    stdout_check();
     return STATUS_OK;
 }

@@ -131,7 +131,7 @@ int main(int argc, char **argv) {
                     {"json", FLAG_BOOL, &json, 0, 0, NULL, "JSON instead of a table", 0},
                     {"seconds", FLAG_DOUBLE, &seconds, 0, 60, NULL, "time for each op (s)", 0},
                     {0}};
-    flags_parse(flags, "bench", "[options]", argc, argv);
+    flags_parse(flags, "bench", "times each op of a step against ceilings (multiply-adds, a copy) measured in the same run", argc, argv);
     Bench b = {.d = dev_init((DevOptions){.threads = (int)threads}), .json = json, .seconds = seconds, .first = 1};
     b.peak_gflops = fma_peak((int)threads);
     size_t big = 256u << 20;

@@ -35,6 +35,7 @@ void dev_free(Dev *d);                                      // with all its memo
 const char *dev_name(const Dev *d);                         // e.g. "CPU, 2 threads, AVX2 kernels, fp32"
 void *dev_alloc(Dev *d, size_t bytes, const char *what);    // zeroed (or poisoned), 64-byte aligned, or die; lives until dev_free;
                                                             // pages never touched cost no memory
+double dev_available(const Dev *d);                          // bytes that its memory has left for all ranks on it; INFINITY: unknown
 size_t dev_allocated(const Dev *d);                         // bytes asked for so far
 void dev_upload(Dev *d, void *dst, const void *host, size_t bytes);
 void dev_download(Dev *d, void *host, const void *src, size_t bytes);

@@ -77,6 +77,11 @@ void file_write(const char *path, const void *data, size_t n) {
     free(temporary);
 }
 
+void stdout_check(void) {
+    int good = fflush(stdout) == 0 && !ferror(stdout);
+    CHECK_DATA(good, "cannot write standard output: %s (hint: is the disk full?)", strerror(errno));
+}
+
 void dir_make(const char *path) {
     char *part = str_format("%s", path);
     for (char *at = part; *at; at++) {

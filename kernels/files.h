@@ -8,6 +8,7 @@ char *file_read(const char *path, size_t *n);         // whole file, NUL-termina
 int64_t file_size(const char *path);                  // -1 when it does not exist
 int file_is_dir(const char *path);
 void file_write(const char *path, const void *data, size_t n); // to a temporary name, synced, renamed: whole or not at all
+void stdout_check(void); // at the end of a program whose result it is: all that was printed is written
 void dir_make(const char *path);                      // with its parents
 void dir_sync(const char *path);
 char *path_join(const char *dir, const char *name);   // free() it

@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+// `where` is the file that a value came from; NULL = the command line
+static const char *place(const char *where) { return where ? where : "command line"; }
+static int status_of(const char *where) { return where ? STATUS_DATA : STATUS_USAGE; }
+
 // ---- names -----------------------------------------------------------------------------------------------------------
 static int is_heading(const Flag *f) { return f->name[0] == 0; }
 
@@ -45,9 +49,9 @@ _Noreturn static void unknown(Flag *flags, const char *name, size_t n, const cha
         if (starts) d = 1;
         if (d < best) best = d, nearest = f->name;
     }
-    if (nearest) die(STATUS_USAGE, __FILE__, __LINE__, "%s: unknown flag \"%.*s\" (hint: did you mean --%s?)", where, (int)n,
+    if (nearest) die(status_of(where), __FILE__, __LINE__, "%s: unknown flag \"%.*s\" (hint: did you mean --%s?)", place(where), (int)n,
                      name, nearest);
-    die(STATUS_USAGE, __FILE__, __LINE__, "%s: unknown flag \"%.*s\" (hint: --help lists them)", where, (int)n, name);
+    die(status_of(where), __FILE__, __LINE__, "%s: unknown flag \"%.*s\" (hint: --help lists them)", place(where), (int)n, name);
 }
 
 // ---- values ----------------------------------------------------------------------------------------------------------
@@ -60,11 +64,9 @@ static char *range_text(const Flag *f) {
     return low ? str_format(">= %.10g", f->min) : str_format("<= %.10g", f->max);
 }
 
-static void check_range(const Flag *f, double v, const char *text, const char *where) {
-    if (f->min == 0 && f->max == 0) return;
-    if (v >= f->min && v <= f->max) return;
+_Noreturn static void out_of_range(const Flag *f, const char *text, const char *where) {
     char *range = range_text(f);
-    die(STATUS_USAGE, __FILE__, __LINE__, "%s: --%s is %s, expected %s", where, f->name, text, range);
+    die(status_of(where), __FILE__, __LINE__, "%s: --%s is %s, expected %s", place(where), f->name, text, range);
 }
 
 static void set_int(const Flag *f, const char *text, const char *where) {
@@ -72,9 +74,10 @@ static void set_int(const Flag *f, const char *text, const char *where) {
     errno = 0;
     long long v = strtoll(text, &end, 10);
     int plain = strspn(text, "0123456789+-") == strlen(text) && *text;
-    CHECK_USAGE(plain && !*end, "%s: --%s is \"%s\", expected a whole number", where, f->name, text);
-    CHECK_USAGE(errno == 0, "%s: --%s is %s, which does not fit 64 bits", where, f->name, text);
-    check_range(f, (double)v, text, where);
+    CHECK_AS(status_of(where), plain && !*end, "%s: --%s is \"%s\", expected a whole number", place(where), f->name, text);
+    CHECK_AS(status_of(where), errno == 0, "%s: --%s is %s, which does not fit 64 bits", place(where), f->name, text);
+    int any = f->min == 0 && f->max == 0; // as integers: a double would round the number to the limit
+    if (!any && ((__int128)v < (__int128)f->min || (__int128)v > (__int128)f->max)) out_of_range(f, text, where);
     *(int64_t *)f->value = v;
 }
 
@@ -83,10 +86,11 @@ static void set_double(const Flag *f, const char *text, const char *where) {
     errno = 0;
     double v = strtod(text, &end);
     int plain = strspn(text, "0123456789+-.eE") == strlen(text) && *text; // no inf, nan, hexadecimal, blanks
-    CHECK_USAGE(plain && end != text && !*end, "%s: --%s is \"%s\", expected a finite number such as 0.1 or 1e-3", where, f->name,
-                text);
-    CHECK_USAGE(errno == 0 && isfinite(v), "%s: --%s is %s, which a double cannot hold", where, f->name, text);
-    check_range(f, v, text, where);
+    CHECK_AS(status_of(where), plain && end != text && !*end, "%s: --%s is \"%s\", expected a finite number such as 0.1 or 1e-3",
+             place(where), f->name, text);
+    CHECK_AS(status_of(where), errno == 0 && isfinite(v), "%s: --%s is %s, which a double cannot hold", place(where), f->name, text);
+    int any = f->min == 0 && f->max == 0;
+    if (!any && !(v >= f->min && v <= f->max)) out_of_range(f, text, where);
     *(double *)f->value = v;
 }
 
@@ -101,7 +105,7 @@ static void set_choice(const Flag *f, const char *text, const char *where) {
         }
         at = at[length] ? at + length + 1 : NULL;
     }
-    die(STATUS_USAGE, __FILE__, __LINE__, "%s: --%s is \"%s\", expected one of %s", where, f->name, text, f->choices);
+    die(status_of(where), __FILE__, __LINE__, "%s: --%s is \"%s\", expected one of %s", place(where), f->name, text, f->choices);
 }
 
 static char *choice_text(const Flag *f) {
@@ -129,7 +133,7 @@ static void set_text(const Flag *f, const char *text, const char *where) {
     case FLAG_STRING: *(const char **)f->value = text; break;
     case FLAG_CHOICE: set_choice(f, text, where); break;
     case FLAG_BOOL:
-        CHECK_USAGE((*text == '0' || *text == '1') && !text[1], "%s: --%s is \"%s\", expected --%s, --no-%s, or =0 or =1", where,
+        CHECK_USAGE((*text == '0' || *text == '1') && !text[1], "%s: --%s is \"%s\", expected --%s, --no-%s, or =0 or =1", place(where),
                     f->name, text, f->name, f->name);
         *(int *)f->value = *text == '1';
     }
@@ -158,7 +162,7 @@ static void print_help(const Flag *flags, const char *program, const char *synop
 
 // One flag at argv[i], named `name` (without dashes). Returns how many arguments it took.
 static int take(Flag *flags, char **argv, int i, int argc, const char **config) {
-    const char *name = argv[i] + 2, *where = "command line";
+    const char *name = argv[i] + 2, *where = place(NULL);
     size_t n = strcspn(name, "=");
     const char *value = name[n] ? name + n + 1 : NULL;
     int is_config = n == 6 && memcmp(name, "config", 6) == 0;
@@ -169,7 +173,7 @@ static int take(Flag *flags, char **argv, int i, int argc, const char **config) 
         negative = f && f->kind == FLAG_BOOL;
         if (!negative) f = NULL;
     }
-    if (!f && !is_config) unknown(flags, name, n, where);
+    if (!f && !is_config) unknown(flags, name, n, NULL);
     CHECK_USAGE(is_config ? !*config : !f->set, "%s: --%.*s is given twice", where, (int)n, name);
     if (f) f->set = 1;
     if (f && f->kind == FLAG_BOOL && !value) {
@@ -185,7 +189,7 @@ static int take(Flag *flags, char **argv, int i, int argc, const char **config) 
         used = 2;
     }
     if (is_config) *config = value;
-    else set_text(f, value, where);
+    else set_text(f, value, NULL);
     return used;
 }
 
@@ -195,7 +199,7 @@ int flags_parse(Flag *flags, const char *program, const char *synopsis, int argc
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             if (launcher_rank() == 0) print_help(flags, program, synopsis);
-            fflush(stdout);
+            stdout_check();
             exit(STATUS_OK);
         }
     for (Flag *f = flags; f->name; f++) f->set = 0;
@@ -215,7 +219,7 @@ int flags_parse(Flag *flags, const char *program, const char *synopsis, int argc
         char *text = file_read(config, &length);
         json_error_t e;
         json_t *object = json_loadb(text, length, JSON_REJECT_DUPLICATES, &e);
-        CHECK_USAGE(object, "%s: line %d: %s (expected a JSON object with flags' names)", config, e.line, e.text);
+        CHECK_DATA(object, "%s: line %d: %s (expected a JSON object with flags' names)", config, e.line, e.text);
         flags_load(flags, object, config);
         json_decref(object);
         free(text);
@@ -230,7 +234,7 @@ static void load_one(Flag *f, json_t *v, const char *where) {
                f->kind == FLAG_BOOL ? json_is_boolean(v) : json_is_string(v) || (f->kind == FLAG_STRING && json_is_null(v));
     if (!fits) {
         char *text = json_dumps(v, JSON_ENCODE_ANY);
-        die(STATUS_USAGE, __FILE__, __LINE__, "%s: \"%s\" is %s, expected %s", where, f->name, text, expected[f->kind]);
+        die(STATUS_DATA, __FILE__, __LINE__, "%s: \"%s\" is %s, expected %s", where, f->name, text, expected[f->kind]);
     }
     if (f->set) return;
     char number[64] = "";
@@ -247,7 +251,7 @@ static void load_one(Flag *f, json_t *v, const char *where) {
 }
 
 void flags_load(Flag *flags, json_t *object, const char *where) {
-    CHECK_USAGE(json_is_object(object), "%s: expected a JSON object with flags' names", where);
+    CHECK_DATA(json_is_object(object), "%s: expected a JSON object with flags' names", where);
     const char *key;
     json_t *v;
     json_object_foreach(object, key, v) {

@@ -18,7 +18,8 @@ typedef struct Flag {
 
 // Parses --name value and --name=value; --help prints the table and exits 0; --config FILE reads a stored configuration
 // first (JSON object with the flags' names), the command line wins. Positional arguments are moved to the front of argv
-// and counted in the result (argv[1..n]). Unknown, repeated, malformed or out-of-range: STATUS_USAGE, with the nearest name.
+// and counted in the result (argv[1..n]). Unknown, repeated, malformed or out-of-range: STATUS_USAGE, with the nearest name;
+// in a file STATUS_DATA, with the file's.
 int flags_parse(Flag *flags, const char *program, const char *synopsis, int argc, char **argv);
 void flags_load(Flag *flags, json_t *object, const char *where); // values of a stored configuration, for flags not set
 json_t *flags_json(const Flag *flags);                           // all values

@@ -55,7 +55,11 @@ static int count_dense(const ModelConfig *c) {
     return n;
 }
 
-static void check_dims(const ModelConfig *c) {
+// Its callers have `where`, as config_check has it.
+#define CHECK_CONFIG(cond, fmt, ...) \
+    CHECK_AS(where ? STATUS_DATA : STATUS_USAGE, cond, "%s%s" fmt, where ? where : "", where ? ": " : "", __VA_ARGS__)
+
+static void check_dims(const ModelConfig *c, const char *where) {
     const int big = 1 << 20;
     const struct { const char *what; int value, min, max; } dims[] = {
         {"vocabulary (V)", c->V, 2, 1 << 24}, {"width (C)", c->C, 2, big}, {"layers (L)", c->L, 1, MAX_L},
@@ -64,40 +68,40 @@ static void check_dims(const ModelConfig *c) {
         {"shared experts", c->n_shared, 0, 1024},
     };
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
-        CHECK_USAGE(dims[i].value >= dims[i].min && dims[i].value <= dims[i].max, "the model's %s is %d, it must be %d..%d",
+        CHECK_CONFIG(dims[i].value >= dims[i].min && dims[i].value <= dims[i].max, "the model's %s is %d, it must be %d..%d",
                     dims[i].what, dims[i].value, dims[i].min, dims[i].max);
-    CHECK_USAGE(c->NH % c->NKV == 0, "the model's query heads (NH) are %d, they must be a multiple of its key/value heads (NKV), %d",
+    CHECK_CONFIG(c->NH % c->NKV == 0, "the model's query heads (NH) are %d, they must be a multiple of its key/value heads (NKV), %d",
                 c->NH, c->NKV);
-    CHECK_USAGE(c->HS % 2 == 0, "the model's head size (HS) is %d, it must be even: rotary positions turn pairs", c->HS);
+    CHECK_CONFIG(c->HS % 2 == 0, "the model's head size (HS) is %d, it must be even: rotary positions turn pairs", c->HS);
 }
 
-static void check_layers(const ModelConfig *c) {
+static void check_layers(const ModelConfig *c, const char *where) {
     const int big = 1 << 20, dense = count_dense(c);
-    CHECK_USAGE(c->E > 0 || dense == c->L,
+    CHECK_CONFIG(c->E > 0 || dense == c->L,
                 "the model has no experts (E = 0) and %d of its %d layers dense, all must be (or give it experts)", dense, c->L);
     if (dense)
-        CHECK_USAGE(c->F_dense >= 1 && c->F_dense <= big, "the model has %d dense layers of width (F_dense) %d, it must be 1..%d",
+        CHECK_CONFIG(c->F_dense >= 1 && c->F_dense <= big, "the model has %d dense layers of width (F_dense) %d, it must be 1..%d",
                     dense, c->F_dense, big);
     if (dense == c->L) return;
-    CHECK_USAGE(c->F >= 1 && c->F <= big, "the model's expert width (F) is %d, it must be 1..%d", c->F, big);
-    CHECK_USAGE(c->K >= 1 && c->K <= c->E, "the model chooses K = %d experts per token, it must be 1..%d (E)", c->K, c->E);
-    CHECK_USAGE(c->K > 1 || c->E == 1 || !c->renorm,
+    CHECK_CONFIG(c->F >= 1 && c->F <= big, "the model's expert width (F) is %d, it must be 1..%d", c->F, big);
+    CHECK_CONFIG(c->K >= 1 && c->K <= c->E, "the model chooses K = %d experts per token, it must be 1..%d (E)", c->K, c->E);
+    CHECK_CONFIG(c->K > 1 || c->E == 1 || !c->renorm,
                 "the model chooses K = 1 of %d experts with renormalised weights: the weight would always be 1 and the router "
                 "would learn nothing (hint: K >= 2, or no renormalisation)", c->E);
-    CHECK_USAGE(c->score == ROUTER_SOFTMAX || c->score == ROUTER_SIGMOID,
+    CHECK_CONFIG(c->score == ROUTER_SOFTMAX || c->score == ROUTER_SIGMOID,
                 "the model's router score is %d, it must be softmax (%d) or sigmoid (%d)", (int)c->score, (int)ROUTER_SOFTMAX,
                 (int)ROUTER_SIGMOID);
 }
 
-void config_check(const ModelConfig *c) {
-    check_dims(c);
-    check_layers(c);
+void config_check(const ModelConfig *c, const char *where) {
+    check_dims(c, where);
+    check_layers(c, where);
     const struct { const char *what; double value, min, max; } numbers[] = {
         {"routed scale", c->routed_scale, 1e-6, 1e6}, {"RoPE base (theta)", c->theta, 1, 1e12}, {"norm epsilon", c->eps, 1e-15, 1},
         {"initial deviation", c->init_std, 1e-9, 100}, {"router skew", c->router_skew, 0, 8},
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        CHECK_USAGE(numbers[i].value >= numbers[i].min && numbers[i].value <= numbers[i].max,
+        CHECK_CONFIG(numbers[i].value >= numbers[i].min && numbers[i].value <= numbers[i].max,
                     "the model's %s is %g, it must be %g..%g", numbers[i].what, numbers[i].value, numbers[i].min, numbers[i].max);
 }
 

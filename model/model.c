@@ -122,7 +122,7 @@ static void check_run(const ModelConfig *c, const ModelRun *r) {
 }
 
 Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run) {
-    config_check(c);
+    config_check(c, NULL);
     check_run(c, run);
     Model *m = host_alloc(sizeof *m);
     *m = (Model){.d = d, .world = world, .ep = ep, .c = *c, .run = *run};

@@ -1,6 +1,7 @@
 // The model: a decoder-only transformer whose feed-forward layers are dense or mixtures of experts.
 //
-// One letter means one thing in the whole tree:
+// One letter means one thing in the whole tree (the balancer's pages, topoep/, have J, D, q, x of their own; a loader's B is
+// the whole step's):
 //   B sequences   T positions   BT = B*T tokens of this rank's microbatch   C hidden width
 //   NH query heads   NKV key/value heads   HS head size   V vocabulary   L layers
 //   E experts   K experts per token   F expert width   R ranks of the expert-parallel (EP) group
@@ -31,8 +32,9 @@ typedef struct ModelConfig {
 // Fills c with a preset ("demo", "1m", ...); STATUS_USAGE with the list if there is none of that name.
 void config_preset(ModelConfig *c, const char *name);
 const char *config_presets(void);           // "demo|1m|..."
-// Dies with STATUS_USAGE, naming the dimension, what it is and what it must be.
-void config_check(const ModelConfig *c);
+// Dies with STATUS_USAGE, or STATUS_DATA where it came from the file `where` (NULL = none), naming the dimension, what it is and
+// what it must be.
+void config_check(const ModelConfig *c, const char *where);
 // Parameters in all, parameters that one token meets, and FLOPs per token forward + backward:
 // 6 x active matmul weights + 6 L T C (NH*HS for C) for causal attention.
 typedef struct ModelSize {

@@ -49,7 +49,9 @@ static void plan(Moe *m, Layer *l, int layer, int BT, MoePass pass) {
     comm_allgather(m->ep, D, m->count, E * sizeof(int));
     dev_stage(m->d, STAGE_PLAN);
     l->plan.info = m->info + at;
-    plan_solve(m->d, &l->plan, D, R, E, &m->c.cost, m->c.plan, m->plan_work);
+    Plan made = l->plan;
+    if (!pass.count) made.history = NULL; // observing leaves a policy's past alone
+    plan_solve(m->d, &made, D, R, E, &m->c.cost, m->c.plan, m->plan_work);
     route_make(m->d, &l->route, &l->plan, D, l->idx, m->ord, m->me, BT, m->c.K, R, E, m->N, m->c.S, m->route_work);
 }
 

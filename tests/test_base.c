@@ -346,8 +346,8 @@ static void test_flags_refused(void **state) {
     for (size_t i = 0; i < sizeof stored / sizeof *stored; i++) {
         file_write(path, stored[i].text, strlen(stored[i].text));
         Child c = child_call(parse_in_child, &(Line){2, {"--config", path}});
-        assert_true(child_says(&c, STATUS_USAGE, stored[i].part));
-        assert_true(child_says(&c, STATUS_USAGE, path));
+        assert_true(child_says(&c, STATUS_DATA, stored[i].part));
+        assert_true(child_says(&c, STATUS_DATA, path));
     }
     unlink(path);
     Child c = child_call(parse_in_child, &(Line){2, {"--config", path}});

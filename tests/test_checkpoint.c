@@ -146,6 +146,11 @@ static void config_round_trip(void **state) {
         json_decref(j);
         ModelConfig back = hf_read(dir);
         assert_memory_equal(&back, &c, sizeof c);
+        assert_null(hf_differ(&back, &c));
+        back.NKV = 1;
+        assert_string_equal(hf_differ(&back, &c), "num_key_value_heads");
+        back = c, back.dense[1] ^= 1;
+        assert_string_equal(hf_differ(&back, &c), "which layers are dense");
     }
     temp_remove(dir);
 }
@@ -177,6 +182,15 @@ static void config_refused(void **state) {
         json_decref(j);
         Child child = child_call(read_config, dir);
         if (child.status != STATUS_DATA || !strstr(child.out, wrong[i].key)) fail_msg("%s: %d %s", wrong[i].key, child.status, child.out);
+    }
+    static const struct { const char *key; int value; } small_faults[] = {{"hidden_size", 1}, {"head_dim", 5}, {"num_experts_per_tok", 9}};
+    for (int i = 0; i < 3; i++) {
+        json_t *j = hf_config(&c, 0, 256);
+        json_object_set_new(j, small_faults[i].key, json_integer(small_faults[i].value));
+        put_config(dir, j);
+        json_decref(j);
+        Child child = child_call(read_config, dir);
+        if (child.status != STATUS_DATA || !strstr(child.out, "config.json")) fail_msg("%s: %d %s", small_faults[i].key, child.status, child.out);
     }
     // every second layer an MoE layer
     json_t *sparse = hf_config(&c, 0, 256);

@@ -614,7 +614,7 @@ static void test_presets(void **state) {
     for (char *name = strtok_r(names, "|", &save); name; name = strtok_r(NULL, "|", &save), n++) {
         ModelConfig c;
         config_preset(&c, name);
-        config_check(&c);
+        config_check(&c, NULL);
         ModelSize s = config_size(&c);
         print_message("%-10s %11lld parameters %11lld active %12lld FLOPs per token\n", name, (long long)s.params, (long long)s.active,
                       (long long)s.flops_per_token);
@@ -646,7 +646,7 @@ static void refuses(const ModelConfig *c, const char *preset, const char *text) 
         close(pipes[0]);
         ModelConfig copy;
         if (preset) config_preset(&copy, preset);
-        else config_check(c);
+        else config_check(c, NULL);
         _exit(0);
     }
     close(pipes[1]);
@@ -690,7 +690,7 @@ static void test_refusals(void **state) {
     REFUSE(c.router_skew = -1, "router skew is -1");
     REFUSE(c.score = 7, "router score is 7");
 #undef REFUSE
-    config_check(&good);
+    config_check(&good, NULL);
 }
 
 static void report(void **state) {

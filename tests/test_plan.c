@@ -438,6 +438,8 @@ static void test_bad_files(void **state) {
         {COSTS_OF("plan_fixed_ps = -1\n"), "expected an integer from 0", 0},
         {COSTS_OF("plan_fixed_ps = 1\nfoo = 1\n"), "unknown key 'foo'", 0},
         {COSTS_OF("plan_fixed_ps\n"), "expected key = value", 0},
+        {"name = a\xff\n", "UTF-8", 0},
+        {"ranks 4294967298 experts 4\n1 1 1 1\n1 1 1 1\n", "ranks", 1},
         {"nodes = 1\n", "'name' is missing", 0},
         {"name = x\nnodes = 1\nranks_per_node = 2\n", "'overlap_permille' is missing|expected the keys", 0},
         {"name = x\nflops = nan\n", "flops = nan, expected a number", 0},

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 // cmocka wants the above first
 #include <cmocka.h>
 
@@ -287,11 +288,26 @@ static void test_bad_input(void **state) {
     holds("o/train.bin", "#x");
 }
 
+// What a killed run left goes; what a running one has, or another program, stays.
+static void test_leftovers(void **state) {
+    (void)state;
+    char *running = str_format("o/val_000000.bin.tmp.%ld", (long)getpid()), *folder = path_join(dir, "o");
+    dir_make(folder);
+    put("o/train_000003.bin.tmp.999999999", "x", 1); // past the largest process id
+    put("o/other_000003.bin.tmp.999999999", "x", 1);
+    put(running, "x", 1);
+    put("in", "some text, enough for two parts", 31);
+    succeeds("in", "", 0);
+    assert_true(!exists("o/train_000003.bin.tmp.999999999") && exists("o/other_000003.bin.tmp.999999999") && exists(running));
+    free(running), free(folder);
+}
+
 int main(void) {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(test_any_bytes), CASE(test_split), CASE(test_all_or_nothing), CASE(test_marks), CASE(test_blank_lines),
         CASE(test_jsonl), CASE(test_many_documents), CASE(test_shard_limit), CASE(test_overwrite), CASE(test_bad_input),
+        CASE(test_leftovers),
     };
     return cmocka_run_group_tests_name("prepare", tests, NULL, NULL);
 }

@@ -71,6 +71,9 @@ differ "another seed" "$(last four)" "$(last seed)"
 # ---- observing changes nothing ----------------------------------------------------------------------------------------------
 ok "observed" train observed --steps 12 --virtual-ranks 4 --nodes 2 --eval-every 2 --sample-every 3 --trace-every 2 --save-every 4 --check-plans
 same "observed or not" "$(last virtual)" "$(last observed)"
+ok "eplb" train eplb --steps 8 $quiet --virtual-ranks 4 --nodes 2 --balance eplb --save-every 8
+ok "eplb observed" train eplb2 --steps 8 --virtual-ranks 4 --nodes 2 --balance eplb --eval-every 2 --sample-every 3 --save-every 8
+same "eplb, observed or not" "$(last eplb)" "$(last eplb2)"
 ok "trace is there" test -s "$tmp/observed/route.bin"
 for field in step tokens loss val_loss lr grad_norm tok_s step_ms wait_ms aux_loss z_loss maxvio rank_max_mean_before \
     rank_max_mean_after pairs_self pairs_node pairs_inter bytes_node bytes_inter weight_bytes plan_us; do
@@ -129,6 +132,28 @@ head -c 3000 "$f" >"$f.cut" && mv "$f.cut" "$f"
 refused 3 "safetensors" $MPIRUN -n 2 "$bin/train" --resume "$tmp/broken" --data "$tmp/data" --out "$tmp/x" --steps 20
 echo '{"model_type": "qwen3_moe"}' >"$tmp/broken/config.json"
 refused 3 "config.json" "$bin/generate" --checkpoint "$tmp/broken"
+damaged() { # damaged SED: a copy of a checkpoint whose trainer.json was edited
+    rm -rf "$tmp/damaged"
+    cp -r "$(last half)" "$tmp/damaged"
+    sed -i "$1" "$tmp/damaged/trainer.json"
+}
+resume="$bin/train --resume $tmp/damaged --data $tmp/data --out $tmp/x --steps 20"
+damaged 's/"samples": [0-9]*/"samples": 9223372036854775807/'
+refused 3 "samples" $resume
+damaged 's/"tokens": [0-9]*/"tokens": 9223372036854775000/'
+refused 3 "tokens" $resume
+damaged 's/"batch": [0-9]*/"batch": "x"/'
+refused 3 "trainer.json" $resume
+damaged 's/"kv-heads": 1/"kv-heads": 2/'
+refused 3 "num_key_value_heads" $MPIRUN -n 2 $resume
+damaged 's/"flags"/"flag"/'
+refused 3 "trainer.json" $resume
+refused 3 "standard output" sh -c "$bin/generate --checkpoint $tmp/half --tokens 3 >/dev/full"
+refused 3 "standard output" sh -c "$bin/prepare --out $tmp/full $tmp/text >/dev/full"
+refused 6 "memory are free" $bin/train --layers 256 --width 8192 --expert-width 8192 --experts 64 --data "$tmp/data" $x
+refused 2 "UTF-8" $common --out "$tmp/one" --overwrite --sample-prompt "$(printf '\377')"
+ok "the old run is still there" test -s "$(last one)/trainer.json"
+ok "a closed pager" sh -c "{ $common --out $tmp/pager --steps 30 $quiet && touch $tmp/pager/ended; } | head -n 1; sleep 2; test -e $tmp/pager/ended"
 echo "nodes = two" >"$tmp/cluster.conf"
 refused 3 "cluster.conf" $common $x --cluster "$tmp/cluster.conf"
 refused 4 "not a finite" $MPIRUN -n 2 $bare --data "$tmp/data" --out "$tmp/nan" --steps 200 $quiet --lr 1e30 --clip 0 --optimizer sgd

@@ -16,6 +16,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 // |got - want| <= bound, and ten times the bound away it would not be
@@ -121,6 +122,8 @@ static void options_refused(void **state) {
         {3, {"train", "--dense-layers", "4"}, "dense-layers", 0}, {3, {"train", "--dense-layers", "1,,2"}, "dense-layers", 0},
         {3, {"train", "--topk", "9"}, "topk", 0}, {3, {"train", "--min-lr", "1"}, "min-lr", 0}, {3, {"train", "--min-lr", "-0.5"}, "min-lr", 0},
         {3, {"train", "--warmup", "2000"}, "warmup", 0}, {2, {"train", "word"}, "word", 0}, {3, {"train", "--head-size", "7"}, "head size", 0},
+        {3, {"train", "--width", "1"}, "width", 0}, {3, {"train", "--init-std", "0"}, "init-std", 0}, {3, {"train", "--out", ""}, "out", 0},
+        {3, {"train", "--steps", "1000000000000000001"}, "steps", 0},
         {3, {"train", "--balance", "best"}, "balance", 0}, {3, {"train", "--slots", "33"}, "slots", 0},
         {5, {"train", "--resume", "x", "--layers", "3"}, "layers", 1}, {5, {"train", "--resume", "x", "--seed", "8"}, "seed", 1},
         {5, {"train", "--resume", "x", "--optimizer", "sgd"}, "optimizer", 1}, {4, {"train", "--resume", "x", "--tied"}, "tied", 1},
@@ -148,6 +151,35 @@ static void restored(void **state) {
     free_options(stored), free_options(o);
 }
 
+typedef struct Damage {
+    const char *key, *value; // in the stored flags
+    int n, status;
+    char *argv[8];
+} Damage;
+
+static void restore_damaged(void *arg) {
+    Damage *d = arg;
+    Options *o = host_alloc(sizeof *o);
+    json_t *j = options_json(parse(0));
+    json_object_set_new(j, d->key, json_loads(d->value, JSON_DECODE_ANY, NULL));
+    options_parse(o, d->n, d->argv);
+    options_restore(o, j, "trainer.json");
+}
+
+// The file's fault is status 3 and names it, the command line's 2.
+static void restored_damaged(void **state) {
+    (void)state;
+    Damage cases[] = {{"steps", "0", 3, STATUS_DATA, {"train", "--resume", "x"}}, {"heads", "3", 3, STATUS_DATA, {"train", "--resume", "x"}},
+                      {"topk", "9", 3, STATUS_DATA, {"train", "--resume", "x"}}, {"min-lr", "1.0", 3, STATUS_DATA, {"train", "--resume", "x"}},
+                      {"dense-layers", "\"7\"", 3, STATUS_DATA, {"train", "--resume", "x"}}, {"stepz", "1", 3, STATUS_DATA, {"train", "--resume", "x"}},
+                      {"warmup", "20", 5, STATUS_USAGE, {"train", "--resume", "x", "--steps", "10"}},
+                      {"warmup", "20", 3, 0, {"train", "--resume", "x"}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Child c = child_call(restore_damaged, &cases[i]);
+        if (c.status != cases[i].status || (c.status == STATUS_DATA && !strstr(c.out, "trainer.json"))) fail_msg("case %zu: %d %s", i, c.status, c.out);
+    }
+}
+
 typedef struct ShareCase {
     int ranks, ep, batch, micro, T; // asked
     int R, groups, sequences, want_micro, micros;
@@ -170,7 +202,8 @@ static void shares(void **state) {
         {1, 0, 16, 0, 128, 1, 1, 16, 16, 1, NULL}, {4, 0, 16, 0, 128, 4, 1, 4, 4, 1, NULL}, {8, 2, 16, 1, 128, 2, 4, 2, 1, 2, NULL},
         {1, 0, 96, 0, 1024, 1, 1, 96, 8, 12, NULL}, {1, 0, 13, 0, 1024, 1, 1, 13, 1, 13, NULL}, {2, 1, 6, 0, 128, 1, 2, 3, 3, 1, NULL},
         {4, 3, 16, 0, 128, 0, 0, 0, 0, 0, "--ep 3"}, {3, 0, 12, 0, 128, 0, 0, 0, 0, 0, "8 experts"}, {4, 0, 10, 0, 128, 0, 0, 0, 0, 0, "--batch 8"},
-        {4, 0, 2, 0, 128, 0, 0, 0, 0, 0, "--batch 4"}, {2, 0, 16, 3, 128, 0, 0, 0, 0, 0, "--micro-batch 8"}};
+        {4, 0, 2, 0, 128, 0, 0, 0, 0, 0, "--batch 4"}, {2, 0, 16, 3, 128, 0, 0, 0, 0, 0, "--micro-batch 8"},
+        {1, 0, 512, 512, 1 << 23, 0, 0, 0, 0, 0, "smaller --micro-batch"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const ShareCase *s = &cases[i];
         Child c = child_call(share_case, (void *)s);
@@ -271,16 +304,9 @@ static void bars(void **state) {
 typedef struct FolderCase {
     const char *out, *checkpoint;
     int overwrite, append;
+    int meanwhile;       // another run takes the folder between choice and making
+    const char *in;      // working directory
 } FolderCase;
-
-static void folder_case(void *arg) {
-    FolderCase *f = arg;
-    Options *o = parse(0);
-    o->out = f->out, o->overwrite = f->overwrite;
-    char *path = folder_choose(o, f->checkpoint, &f->append);
-    folder_make(o, path, f->append);
-    printf("chose %s %d.", path, f->append);
-}
 
 static void make(const char *dir, const char *name) {
     char *path = str_format("%s/%s", dir, name), *slash = strrchr(path, '/');
@@ -289,6 +315,17 @@ static void make(const char *dir, const char *name) {
     *slash = '/';
     file_write(path, "{}", 2);
     free(path);
+}
+
+static void folder_case(void *arg) {
+    FolderCase *f = arg;
+    if (f->in && chdir(f->in) != 0) abort();
+    Options *o = parse(0);
+    o->out = f->out, o->overwrite = f->overwrite;
+    char *path = folder_choose(o, f->checkpoint, &f->append);
+    if (f->meanwhile) make(path, "run.json");
+    folder_make(o, f->checkpoint, &path, f->append);
+    printf("chose %s %d.", path, f->append);
 }
 
 static int there(const char *dir, const char *name) {
@@ -313,8 +350,33 @@ static void folders(void **state) {
     assert_non_null(strstr(child_call(folder_case, &(FolderCase){.checkpoint = last}).out, want));
     assert_true(there(run, "log.jsonl") && file_is_dir(fresh));
     assert_int_equal(child_call(folder_case, &(FolderCase){.out = run, .overwrite = 1}).status, 0);
+    assert_int_equal(child_call(folder_case, &(FolderCase){.out = fresh, .meanwhile = 1}).status, STATUS_USAGE);
+    assert_non_null(strstr(child_call(folder_case, &(FolderCase){.in = dir}).out, "chose runs/demo-001 0."));
+    assert_non_null(strstr(child_call(folder_case, &(FolderCase){.in = dir, .meanwhile = 1}).out, "chose runs/demo-003 0.")); // 002 was taken
     assert_true(there(run, "notes.txt") && !there(run, "log.jsonl") && !there(run, "run.json") && !file_is_dir(old)); // no file of others
+    // one run at a time in a folder
+    Options *o = parse(2, "--out", fresh);
+    o->overwrite = 1;
+    int held = folder_make(o, NULL, &fresh, 0);
+    Child c = child_call(folder_case, &(FolderCase){.out = fresh, .overwrite = 1});
+    assert_true(c.status == STATUS_USAGE && strstr(c.out, "another run"));
+    close(held);
+    assert_int_equal(child_call(folder_case, &(FolderCase){.out = fresh, .overwrite = 1}).status, 0);
+    free_options(o);
     free(run), free(old), free(last), free(fresh), free(want);
+    temp_remove(dir);
+}
+
+// Steps past the checkpoint are done again: their lines and half a line go, other lines stay.
+static void log_goes_on(void **state) {
+    (void)state;
+    static const char old[] = "{\"header\":1}\n{\"step\":1,\"loss\":2}\n{\"step\":9}\n{\"resume\":1}\n{\"step\":10}\n{\"step\":2}\n{\"st";
+    char *dir = temp_dir(), *path = path_join(dir, "log.jsonl");
+    file_write(path, old, strlen(old));
+    log_close(log_open(dir, 2));
+    char *text = file_read(path, NULL);
+    assert_string_equal(text, "{\"header\":1}\n{\"step\":1,\"loss\":2}\n{\"resume\":1}\n{\"step\":2}\n");
+    free(text), free(path);
     temp_remove(dir);
 }
 
@@ -454,6 +516,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedule), cmocka_unit_test(options), cmocka_unit_test(options_refused), cmocka_unit_test(restored),
         cmocka_unit_test(shares), cmocka_unit_test(optimizer), cmocka_unit_test(sampling), cmocka_unit_test(bars),
-        cmocka_unit_test(folders), cmocka_unit_test(runs)};
+        cmocka_unit_test(folders), cmocka_unit_test(log_goes_on), cmocka_unit_test(restored_damaged),
+        cmocka_unit_test(runs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 #include "kernels/files.h"
 #include "topoep/cost.h"
 #include <errno.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +81,9 @@ static int file_parse(Key *keys, char *name, size_t name_bytes, const char *path
         if (!strcmp(key, "name")) {
             CHECK_DATA(!named, "%s:%d: a second 'name'", path, line);
             CHECK_DATA(*value && strlen(value) < name_bytes, "%s:%d: name '%s', expected 1 to %zu characters", path, line, value, name_bytes - 1);
+            json_t *utf8 = json_string(value); // logs and plans are JSON
+            CHECK_DATA(utf8, "%s:%d: 'name' is not UTF-8", path, line);
+            json_decref(utf8);
             memcpy(name, value, strlen(value) + 1);
             named = 1;
             continue;

@@ -33,7 +33,7 @@ int *loads_read(const char *path, int *R, int *E) {
         if (!row[strspn(row, " \t\r")]) continue;
         if (!D) {
             int end = 0;
-            CHECK_DATA(sscanf(row, " ranks %d experts %d %n", R, E, &end) == 2 && end > 0 && !row[end], "%s:%d: '%s', expected: ranks R experts E", path, line, row);
+            CHECK_DATA(sscanf(row, " ranks %9d experts %9d %n", R, E, &end) == 2 && end > 0 && !row[end], "%s:%d: '%s', expected: ranks R experts E", path, line, row);
             CHECK_DATA(*R > 0 && *E > 0 && *R <= PLAN_MAX_R && *E <= PLAN_MAX_E && *E % *R == 0,
                        "%s:%d: %d ranks, %d experts, expected at most %d and %d, and an even share for each rank", path, line, *R, *E, PLAN_MAX_R, PLAN_MAX_E);
             D = host_alloc(SIZE(*R, *E, sizeof(int)));

@@ -1,5 +1,6 @@
 // build/plan: one demand matrix, what each policy makes of it.
 #include "kernels/check.h"
+#include "kernels/files.h"
 #include "kernels/flags.h"
 #include "topoep/cost.h"
 #include "topoep/flow.h"
@@ -138,7 +139,7 @@ int main(int argc, char **argv) {
         snprintf(choices + n, sizeof choices - n, "%s%s", i ? "|" : "", policy_names[i]);
     }
     Flag flags[] = {
-        {.name = "balance", .kind = FLAG_CHOICE, .value = &balance, .choices = choices, .help = "this policy only (eplb takes the matrix for its past)"},
+        {.name = "balance", .kind = FLAG_CHOICE, .value = &balance, .choices = choices, .help = "this policy only, instead of a row for each (eplb takes the matrix for its past)"},
         {.name = "json", .kind = FLAG_BOOL, .value = &json, .help = "print one policy's plan alone, as JSON"},
         {.name = "slots", .kind = FLAG_INT, .value = &slots, .min = -1, .max = PLAN_MAX_S, .help = "slots for copies per rank; -1 = as the cluster file says, or 2"},
         {.name = "block", .kind = FLAG_INT, .value = &block, .min = 1, .max = 1 << 20, .help = "pairs by which copies' quotas grow"},
@@ -151,7 +152,11 @@ int main(int argc, char **argv) {
         {.name = "grad-bytes", .kind = FLAG_INT, .value = &grad_bytes, .min = 1, .max = 8, .help = "bytes of a weight gradient"},
         {0},
     };
-    int n = flags_parse(flags, "plan", "CLUSTER LOADS", argc, argv);
+    int n = flags_parse(flags, "plan",
+                        "plan CLUSTER LOADS: what each balancer makes of one load matrix, and what it costs\n\n"
+                        "  CLUSTER  a rates or a cost file (topoep/clusters has some)\n"
+                        "  LOADS    a line \"ranks R experts E\", then for each rank its pairs per expert; # begins a comment\n",
+                        argc, argv);
     CHECK_USAGE(n == 2, "%d arguments, expected two: a cluster file and a load file (hint: --help)", n);
     Tool t = {.block = (int)block};
     t.D = loads_read(argv[2], &t.R, &t.E);
@@ -176,5 +181,6 @@ int main(int argc, char **argv) {
     }
     dev_free(t.d);
     free(t.D);
+    stdout_check();
     return STATUS_OK;
 }

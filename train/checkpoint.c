@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -99,11 +100,19 @@ static char *file_name(const char *base, int i, int n) {
     return n == 1 ? str_format("%s.safetensors", base) : str_format("%s-%05d-of-%05d.safetensors", base, i + 1, n);
 }
 
+// Before it is published: a checkpoint that is not finite would hide the last good one.
+static void check_finite(const void *x, size_t elem, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        CHECK_NUMERIC(isfinite(elem == sizeof(double) ? ((const double *)x)[i] : (double)((const float *)x)[i]),
+                      "the parameters or the optimizer's state are not finite; no checkpoint was written (hint: resume from the last one with a lower --lr)");
+}
+
 static void append_device(StWriter *w, Dev *d, const void *src, size_t elem, size_t n) {
     char *buffer = host_alloc((n < CHUNK ? n : CHUNK) * elem);
     for (size_t at = 0; at < n;) {
         size_t part = n - at < CHUNK ? n - at : CHUNK;
         dev_download(d, buffer, (const char *)src + at * elem, part * elem);
+        check_finite(buffer, elem, part);
         st_append(w, buffer, part * elem);
         at += part;
     }

@@ -33,6 +33,7 @@ EvalStats trainer_eval(Trainer *t, int64_t windows) {
     comm_sum_double(t->world, &nll, 1);
     comm_sum_int64(t->world, &bytes, 1);
     int64_t tokens = n * T;
+    CHECK_NUMERIC(isfinite(nll), "the validation loss is not a finite number (hint: resume from the last checkpoint with a lower --lr)");
     int is_bytes = t->c.V == tokenizer_vocab(t->tokenizer) || t->c.V == 256;
     return (EvalStats){.loss = nll / (double)tokens, .windows = n, .tokens = tokens, .ms = now_ms() - begin,
                        .bits_per_byte = is_bytes && bytes ? nll / log(2.0) / (double)bytes : NAN};

@@ -4,14 +4,20 @@
 #include "train/checkpoint.h"
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 // What this program writes into a run folder.
 static int is_ours(const char *name) {
-    return strcmp(name, "run.json") == 0 || strcmp(name, "log.jsonl") == 0 || strncmp(name, "route", 5) == 0 || strncmp(name, "step_", 5) == 0;
+    if (strcmp(name, "run.json") == 0 || strcmp(name, "log.jsonl") == 0 || strcmp(name, "route.bin") == 0) return 1;
+    int trace = strncmp(name, "route_", 6) == 0;
+    if (!trace && strncmp(name, "step_", 5) != 0) return 0;
+    const char *at = name + (trace ? 6 : 5), *end = at + strspn(at, "0123456789");
+    return end - at >= 8 && (trace ? strcmp(end, ".bin") == 0 : !*end || strcmp(end, ".tmp") == 0);
 }
 
 static int entries(const char *dir, int remove_ours) {
@@ -76,6 +82,13 @@ static int same_folder(const char *a, const char *b) {
     return realpath(a, x) && realpath(b, y) && strcmp(x, y) == 0;
 }
 
+static void check_newest(const char *run, const char *checkpoint) {
+    char *newest = checkpoint_find(run);
+    CHECK_USAGE(same_folder(newest, checkpoint), "%s is not the newest checkpoint of its run, %s is; going on from it there would leave two "
+                "histories in one folder (hint: another --out)", checkpoint, newest);
+    free(newest);
+}
+
 char *folder_choose(const Options *o, const char *checkpoint, int *append) {
     *append = 0;
     if (!checkpoint) return choose_new(o);
@@ -86,14 +99,31 @@ char *folder_choose(const Options *o, const char *checkpoint, int *append) {
     }
     *append = 1;
     CHECK_USAGE(!o->overwrite, "--overwrite would remove the checkpoint to continue (hint: another --out)");
-    char *newest = checkpoint_find(run);
-    CHECK_USAGE(same_folder(newest, checkpoint), "%s is not the newest checkpoint of its run, %s is; going on from it there would leave two "
-                "histories in one folder (hint: another --out)", checkpoint, newest);
-    free(newest);
+    check_newest(run, checkpoint);
     return run;
 }
 
-void folder_make(const Options *o, const char *path, int append) {
-    if (o->overwrite && !append) entries(path, 1);
+// Makes the folder if need be. -1: another run holds it.
+static int lock(const char *path) {
     dir_make(path);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK_DATA(fd >= 0, "cannot open folder %s: %s", path, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return fd; // file systems without locks: taken as free
+    close(fd);
+    return -1;
+}
+
+int folder_make(const Options *o, const char *checkpoint, char **path, int append) {
+    int fd = lock(*path);
+    while (!o->out && !append && (fd < 0 || entries(*path, 0) > 0)) { // a name of our choice: the next one does as well
+        if (fd >= 0) close(fd);
+        free(*path);
+        *path = choose_new(o);
+        fd = lock(*path);
+    }
+    CHECK_USAGE(fd >= 0, "another run is writing into %s (hint: another --out)", *path);
+    if (append) check_newest(*path, checkpoint);
+    else check_empty(o, *path);
+    if (o->overwrite && !append) entries(*path, 1);
+    return fd;
 }

@@ -56,7 +56,10 @@ static void body(Comm *world, void *arg) {
     if (info->rank == 0) fwrite(s->prompt, 1, n, stdout);
     Sampler sampler = {.temperature = s->temperature, .top_k = (int)s->top_k, .top_p = s->top_p, .seed = (uint64_t)s->seed};
     sample_run(m, world, T, &sampler, prompt, used, (int)s->tokens, print_token, tokenizer);
-    if (info->rank == 0) printf("\n");
+    if (info->rank == 0) {
+        printf("\n");
+        stdout_check();
+    }
     free(prompt);
     free(dir);
     model_free(m);

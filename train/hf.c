@@ -230,9 +230,28 @@ ModelConfig hf_read(const char *dir) {
     int any_dense = 0;
     for (int l = 0; l < c.L; l++) any_dense |= c.dense[l];
     c.F_dense = any_dense ? get_int(&s, "intermediate_size", -1) : 0;
-    config_check(&c);
+    config_check(&c, path);
     json_decref(s.j);
     free(text);
     free(path);
     return c;
+}
+
+const char *hf_differ(const ModelConfig *a, const ModelConfig *b) {
+    int moe = first_dense(a) < a->L, dense = 0;
+    for (int l = 0; l < a->L; l++) {
+        if (l < b->L && a->dense[l] != b->dense[l]) return "which layers are dense";
+        dense |= a->dense[l];
+    }
+    const struct { const char *name; double a, b; int used; } values[] = {
+        {"vocab_size", a->V, b->V, 1}, {"hidden_size", a->C, b->C, 1}, {"num_hidden_layers", a->L, b->L, 1},
+        {"num_attention_heads", a->NH, b->NH, 1}, {"num_key_value_heads", a->NKV, b->NKV, 1}, {"head_dim", a->HS, b->HS, 1},
+        {"max_position_embeddings", a->T, b->T, 1}, {"rms_norm_eps", a->eps, b->eps, 1}, {"rope_theta", a->theta, b->theta, 1},
+        {"tie_word_embeddings", a->tied, b->tied, 1}, {"intermediate_size", a->F_dense, b->F_dense, dense},
+        {"the number of experts", a->E, b->E, moe}, {"num_experts_per_tok", a->K, b->K, moe}, {"moe_intermediate_size", a->F, b->F, moe},
+        {"norm_topk_prob", a->renorm, b->renorm, moe}, {"scoring_func", a->score, b->score, moe}, {"use_selection_bias", a->bias, b->bias, moe},
+        {"n_shared_experts", a->n_shared, b->n_shared, moe}, {"routed_scaling_factor", a->routed_scale, b->routed_scale, moe}};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        if (values[i].used && values[i].a != values[i].b) return values[i].name;
+    return NULL;
 }

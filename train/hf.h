@@ -12,4 +12,6 @@ json_t *hf_config(const ModelConfig *c, double aux_coef, int separator);
 // Reads DIR/config.json, of the classes above and of MoE models that differ in names only. A missing or unknown key value that
 // would change the arithmetic dies with STATUS_DATA, naming it. Not in the file, so plain: doc_mask, init_std, router_skew.
 ModelConfig hf_read(const char *dir);
+// The first of the values in config.json by which two models compute differently; NULL when there is none.
+const char *hf_differ(const ModelConfig *a, const ModelConfig *b);
 #endif

@@ -42,19 +42,29 @@ static void write_line(Log *l, json_t *j) {
     json_decref(j);
 }
 
-Log *log_open(const char *run, int append) {
+// Steps that a killed run did after its last checkpoint are done again: their lines go, and so does half a line at the end.
+static void cut_log(const char *path, int64_t step) {
+    static const char start[] = "{\"step\":"; // of the lines that step_line writes
+    size_t n, kept = 0;
+    char *text = file_read(path, &n);
+    for (size_t at = 0, next; at < n; at = next) {
+        char *end = memchr(text + at, '\n', n - at);
+        next = end ? (size_t)(end - text) + 1 : n;
+        int later = strncmp(text + at, start, sizeof start - 1) == 0 && strtoll(text + at + sizeof start - 1, NULL, 10) > step;
+        if (!end || later) continue;
+        memmove(text + kept, text + at, next - at);
+        kept += next - at;
+    }
+    if (kept < n) file_write(path, text, kept);
+    free(text);
+}
+
+Log *log_open(const char *run, int64_t from) {
     Log *l = host_alloc(sizeof *l);
     l->path = path_join(run, "log.jsonl");
-    // a run that was killed while it wrote may have left half a line: what follows begins on one of its own
-    char last = '\n';
-    FILE *old = append ? fopen(l->path, "rb") : NULL;
-    if (old) {
-        if (fseek(old, -1, SEEK_END) == 0 && fread(&last, 1, 1, old) != 1) last = '\n';
-        fclose(old);
-    }
-    l->file = fopen(l->path, append ? "ab" : "wb");
+    if (from >= 0 && file_size(l->path) > 0) cut_log(l->path, from);
+    l->file = fopen(l->path, from >= 0 ? "ab" : "wb");
     CHECK_DATA(l->file, "cannot open %s: %s", l->path, strerror(errno));
-    if (last != '\n') fputc('\n', l->file);
     l->utf8 = strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
     l->best_val = l->last_val = l->last_bits = NAN;
     return l;
@@ -70,7 +80,7 @@ static json_t *field_meanings(void) {
     static const char *const m[][2] = {
         {"step", "updates so far"}, {"tokens", "trained on so far"}, {"loss", "nats per token of this step's batch, without the routers' losses"},
         {"val_loss", "nats per token of val_windows evenly spaced validation windows; null without an evaluation"},
-        {"val_bits_per_byte", "the same per byte of text, in bits"}, {"lr", "learning rate of this update"},
+        {"val_windows", "validation windows that val_loss is the mean of"}, {"val_bits_per_byte", "the same per byte of text, in bits"}, {"lr", "learning rate of this update"},
         {"grad_norm", "of all gradients before clipping: replicated ones once, every expert once"},
         {"tok_s", "tokens per second over all ranks"}, {"step_ms", "from end to end on rank 0, without evaluation and checkpoints"},
         {"wait_ms", "waiting for other ranks, mean over the ranks"}, {"wait_max_ms", "the same of the rank that waited most"},
@@ -79,13 +89,13 @@ static json_t *field_meanings(void) {
         {"maxvio", "most loaded expert over the mean, minus 1, in this step's batch; mean over layers"},
         {"rank_max_mean_before", "pairs on the fullest rank over the mean, every expert at home; mean over layers, microbatches, groups"},
         {"rank_max_mean_after", "the same as computed, with the plans' copies"},
-        {"rank_max_mean_before_max", "its largest"}, {"rank_max_mean_after_max", "its largest"},
+        {"rank_max_mean_before_max", "rank_max_mean_before of the worst plan"}, {"rank_max_mean_after_max", "rank_max_mean_after of the worst plan"},
         {"pairs_self", "(token, expert) pairs computed on the token's own rank; over layers, microbatches and groups"},
         {"pairs_node", "on another rank of its node"}, {"pairs_inter", "on another node"},
         {"bytes_node", "activations and routing weights between ranks of a node, forward and backward"},
         {"bytes_inter", "the same between nodes"}, {"weight_bytes", "experts' weights copied out (twice) and gradients back"},
         {"copies", "temporary copies of experts, all plans of the step"}, {"plans", "made in the step"},
-        {"plans_with_copies", "of these"}, {"dropped", "pairs dropped by --capacity"},
+        {"plans_with_copies", "plans of the step that have copies"}, {"dropped", "pairs dropped by --capacity"},
         {"plan_us", "making one plan and its routes, microseconds, mean over ranks; the exchange of counts is in wait_ms"},
         {"plan_share", "time for plans over the MoE layers' time, waiting included"}, {"stage_ms", "where the step's time went, mean over ranks"}};
     json_t *j = json_object();
@@ -275,7 +285,7 @@ static void add_totals(Totals *a, const StepStats *s, int64_t step_tokens) {
 
 static void print_step(const Log *l, const Trainer *t, const StepStats *s) {
     char rate[16];
-    double left = (double)(t->o.steps - s->step) * l->total.ms / (double)l->total.steps * 1e-3;
+    double left = fmin(6e10, (double)(t->o.steps - s->step) * l->total.ms / (double)l->total.steps * 1e-3); // minutes fit an int
     printf("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | wait %.1f ms | %s tok/s", (long long)s->step, (long long)t->o.steps,
            s->loss, s->grad_norm, s->lr, s->step_ms, s->wait_ms, count_text(rate, s->tok_s));
     if (s->has_moe) {
@@ -285,7 +295,7 @@ static void print_step(const Log *l, const Trainer *t, const StepStats *s) {
                m->rank_after, (long long)m->copies, 100 * (double)m->pairs_self / pairs, 100 * (double)m->pairs_node / pairs,
                100 * (double)m->pairs_inter / pairs);
     }
-    printf(" | left %d:%02d\n", (int)(left / 60), (int)left % 60);
+    printf(" | left %d:%02d\n", (int)(left / 60), (int)fmod(left, 60));
 }
 
 static void print_bars(const Log *l, const Trainer *t, const StepStats *s) {
@@ -353,8 +363,8 @@ static void print_balance(const Totals *a) {
 void log_summary(Log *l, const Trainer *t, const char *checkpoint, const char *why, double peak_bytes) {
     const Totals *a = &l->total;
     char rate[16];
-    printf("\n%-11s %lld steps in %.1f s of steps, %s tok/s, waiting %.1f%%; peak memory %.0f MB per rank\n", why, (long long)t->at.step, a->ms * 1e-3,
-           a->ms > 0 ? count_text(rate, a->tokens / a->ms * 1e3) : "n/a", a->ms > 0 ? 100 * a->wait_ms / a->ms : 0, peak_bytes * 1e-6);
+    printf("\n%-11s step %lld; %lld steps in %.1f s, %s tok/s, waiting %.1f%%; peak memory %.0f MB per rank\n", why,
+           (long long)t->at.step, (long long)a->steps, a->ms * 1e-3, a->ms > 0 ? count_text(rate, a->tokens / a->ms * 1e3) : "n/a", a->ms > 0 ? 100 * a->wait_ms / a->ms : 0, peak_bytes * 1e-6);
     if (isfinite(l->last_val)) {
         printf("val loss    %.4f nats per token", l->last_val);
         if (isfinite(l->last_bits)) printf(" (%.4f bits per byte)", l->last_bits);
@@ -362,11 +372,15 @@ void log_summary(Log *l, const Trainer *t, const char *checkpoint, const char *w
     }
     if (t->moe && a->steps) print_balance(a);
     if (checkpoint) {
-        char ranks[64] = "";
+        char launch[96] = "", layout[64] = "";
         const char *more = t->info->local_ranks > sysconf(_SC_NPROCESSORS_ONLN) ? "--oversubscribe " : "";
-        if (t->info->size > 1 && !t->o.virtual_ranks) snprintf(ranks, sizeof ranks, "mpirun %s-n %d ", more, t->info->size);
+        const char *root = geteuid() == 0 ? "--allow-run-as-root " : ""; // Open MPI wants it said
+        if (t->info->size > 1 && !t->o.virtual_ranks) snprintf(launch, sizeof launch, "mpirun %s%s-n %d ", root, more, t->info->size);
+        if (t->o.virtual_ranks) snprintf(layout, sizeof layout, " --virtual-ranks %d", (int)t->o.virtual_ranks);
+        if (t->o.nodes) snprintf(layout + strlen(layout), sizeof layout - strlen(layout), " --nodes %d", (int)t->o.nodes);
         printf("checkpoint  %s\n", checkpoint);
-        printf("resume      %sbuild/train --resume %s --steps %lld\n", ranks, t->out, (long long)(t->at.step < t->o.steps ? t->o.steps : 2 * t->o.steps));
+        printf("resume      %sbuild/train --resume %s --steps %lld%s\n", launch, t->out,
+               (long long)(t->at.step < t->o.steps ? t->o.steps : 2 * t->o.steps), layout);
         printf("generate    build/generate --checkpoint %s --prompt \"It is a truth\" --tokens 200\n", t->out);
     }
     printf("log         %s\n", l->path);

@@ -8,7 +8,8 @@
 #define MOE_LOG_H
 #include "train/trainer.h"
 
-Log *log_open(const char *run, int append); // rank 0
+// Rank 0. from: the step after which the log there goes on, without its lines of later steps; -1: a new log.
+Log *log_open(const char *run, int64_t from);
 void log_close(Log *l);
 // The start table on stdout, and the header line.
 void log_start(Log *l, const Trainer *t);

@@ -34,32 +34,33 @@ static void choice(Table *t, const char *name, int *v, const char *choices, cons
     add(t, (Flag){.name = name, .kind = FLAG_CHOICE, .value = v, .choices = choices, .help = help});
 }
 
+// The ranges are config_check's.
 static void table_model(Table *t) {
     Options *o = t->o;
     heading(t, "model: a preset, and single dimensions that differ from it");
     choice(t, "model", &o->model, config_presets(), "preset; the dimensions' defaults are its own");
     whole(t, "layers", &o->layers, 1, MAX_L, "transformer layers");
-    whole(t, "width", &o->width, 1, DIM_MAX, "hidden width C");
-    whole(t, "heads", &o->heads, 1, DIM_MAX, "query heads");
-    whole(t, "kv-heads", &o->kv_heads, 1, DIM_MAX, "key/value heads");
-    whole(t, "head-size", &o->head_size, 1, DIM_MAX, "elements of a head");
-    whole(t, "vocab", &o->vocab, 1, DIM_MAX, "vocabulary");
-    whole(t, "experts", &o->experts, 0, DIM_MAX, "experts of a layer; 0 = every layer is dense");
-    whole(t, "topk", &o->topk, 0, DIM_MAX, "experts per token");
-    whole(t, "expert-width", &o->expert_width, 0, DIM_MAX, "hidden width of an expert");
-    whole(t, "dense-width", &o->dense_width, 0, DIM_MAX, "hidden width of dense layers");
+    whole(t, "width", &o->width, 2, 1 << 20, "hidden width C");
+    whole(t, "heads", &o->heads, 1, 1 << 20, "query heads");
+    whole(t, "kv-heads", &o->kv_heads, 1, 1 << 20, "key/value heads");
+    whole(t, "head-size", &o->head_size, 2, 4096, "elements of a head");
+    whole(t, "vocab", &o->vocab, 2, 1 << 24, "vocabulary");
+    whole(t, "experts", &o->experts, 0, PLAN_MAX_E, "experts of a layer; 0 = every layer is dense");
+    whole(t, "topk", &o->topk, 0, PLAN_MAX_E, "experts per token");
+    whole(t, "expert-width", &o->expert_width, 0, 1 << 20, "hidden width of an expert");
+    whole(t, "dense-width", &o->dense_width, 0, 1 << 20, "hidden width of dense layers");
     text(t, "dense-layers", &o->dense_layers, "layers without experts, e.g. 0,2");
-    whole(t, "shared-experts", &o->shared_experts, 0, DIM_MAX, "experts that every token meets");
+    whole(t, "shared-experts", &o->shared_experts, 0, 1024, "experts that every token meets");
     choice(t, "router", &o->router, "softmax|sigmoid", "scores of the router");
     yes(t, "renorm", &o->renorm, "weights of the chosen experts sum to 1");
-    number(t, "routed-scale", &o->routed_scale, 0, NO_LIMIT, "factor of the routed experts' weights");
+    number(t, "routed-scale", &o->routed_scale, 1e-6, 1e6, "factor of the routed experts' weights");
     yes(t, "router-bias", &o->router_bias, "selection bias (loss-free balancing)");
     yes(t, "tied", &o->tied, "the head shares the embedding");
     yes(t, "doc-mask", &o->doc_mask, "attention stops at document boundaries");
-    number(t, "rope-theta", &o->rope_theta, 1e-3, NO_LIMIT, "base of the rotary embedding");
-    number(t, "norm-eps", &o->norm_eps, 0, 1, "epsilon of RMSNorm");
-    number(t, "init-std", &o->init_std, 0, 10, "deviation of initial matrices");
-    number(t, "router-skew", &o->router_skew, 0, 10, "Zipf exponent of the initial router's choices; 0 = plain");
+    number(t, "rope-theta", &o->rope_theta, 1, 1e12, "base of the rotary embedding");
+    number(t, "norm-eps", &o->norm_eps, 1e-15, 1, "epsilon of RMSNorm");
+    number(t, "init-std", &o->init_std, 1e-9, 100, "deviation of initial matrices");
+    number(t, "router-skew", &o->router_skew, 0, 8, "Zipf exponent of the initial router's choices; 0 = plain");
 }
 
 static void table_training(Table *t) {
@@ -74,7 +75,7 @@ static void table_training(Table *t) {
     whole(t, "steps", &o->steps, 1, NO_LIMIT, "updates in all");
     whole(t, "batch", &o->batch, 1, DIM_MAX, "sequences per step over all ranks");
     whole(t, "micro-batch", &o->micro_batch, 0, DIM_MAX, "sequences of a rank's microbatch; 0 = chosen");
-    whole(t, "seq", &o->seq, 1, DIM_MAX, "tokens of a sequence");
+    whole(t, "seq", &o->seq, 1, 1 << 24, "tokens of a sequence");
     choice(t, "optimizer", &o->optimizer, "adamw|sgd", "update rule");
     number(t, "lr", &o->lr, 0, 1e300, "peak learning rate");
     number(t, "min-lr", &o->min_lr, -1, 1e300, "learning rate at the end; -1 = a tenth of --lr");
@@ -130,6 +131,9 @@ static void table_bind(Options *o) {
 }
 
 // ---- model <-> flags -------------------------------------------------------------------------------------------------
+// of a fault in settings from the file `where`; NULL = the command line
+static int status_of(const char *where) { return where ? STATUS_DATA : STATUS_USAGE; }
+
 static int given(const Options *o, const char *name) {
     const Flag *f = flags_find((Flag *)o->flags, name);
     return f ? f->set : 0;
@@ -184,30 +188,34 @@ static void apply_preset(Options *o) {
     model_to_flags(o, &c);
 }
 
-static void parse_dense(ModelConfig *c, const char *list) {
+static void parse_dense(ModelConfig *c, const char *list, const char *where) {
+    char prefix[512] = "";
+    if (where) snprintf(prefix, sizeof prefix, "%s: ", where);
     for (const char *at = list ? list : ""; *at;) {
         char *end;
         long l = strtol(at, &end, 10);
-        CHECK_USAGE(end != at && (*end == 0 || (*end == ',' && end[1])) && *at >= '0' && *at <= '9',
-                    "--dense-layers is \"%s\", expected layers separated by commas, e.g. 0,2", list);
-        CHECK_USAGE(l < c->L, "--dense-layers names layer %ld, the model's layers are 0 to %d", l, c->L - 1);
+        CHECK_AS(status_of(where), end != at && (*end == 0 || (*end == ',' && end[1])) && *at >= '0' && *at <= '9',
+                 "%s--dense-layers is \"%s\", expected layers separated by commas, e.g. 0,2", prefix, list);
+        CHECK_AS(status_of(where), l < c->L, "%s--dense-layers names layer %ld, the model's layers are 0 to %d", prefix, l, c->L - 1);
         c->dense[l] = 1;
         at = *end ? end + 1 : end;
     }
 }
 
-ModelConfig options_model(const Options *o) {
+static ModelConfig model_of(const Options *o, const char *where) {
     ModelConfig c = {.V = (int)o->vocab, .C = (int)o->width, .L = (int)o->layers, .NH = (int)o->heads, .NKV = (int)o->kv_heads,
                      .HS = (int)o->head_size, .T = (int)o->seq, .E = (int)o->experts, .K = (int)o->topk, .F = (int)o->expert_width,
                      .F_dense = (int)o->dense_width, .n_shared = (int)o->shared_experts, .score = o->router, .renorm = o->renorm,
                      .bias = o->router_bias, .routed_scale = o->routed_scale, .tied = o->tied, .doc_mask = o->doc_mask,
                      .theta = o->rope_theta, .eps = o->norm_eps, .init_std = o->init_std, .router_skew = o->router_skew};
-    parse_dense(&c, o->dense_layers);
+    parse_dense(&c, o->dense_layers, where);
     if (c.E == 0) memset(c.dense, 1, (size_t)c.L);
-    if (c.E) CHECK_USAGE(c.K >= 1 && c.K <= c.E, "--topk is %d, expected 1 to --experts, %d", c.K, c.E);
-    config_check(&c);
+    if (c.E && !where) CHECK_USAGE(c.K >= 1 && c.K <= c.E, "--topk is %d, expected 1 to --experts, %d", c.K, c.E);
+    config_check(&c, where);
     return c;
 }
+
+ModelConfig options_model(const Options *o) { return model_of(o, NULL); }
 
 // ---- life ------------------------------------------------------------------------------------------------------------
 void options_init(Options *o) {
@@ -222,20 +230,29 @@ void options_init(Options *o) {
     apply_preset(o);
 }
 
-static void check_combinations(const Options *o) {
-    CHECK_USAGE(o->min_lr <= o->lr, "--min-lr is %g, above --lr %g", o->min_lr, o->lr);
-    CHECK_USAGE(o->min_lr < 0 ? o->min_lr == -1 : 1, "--min-lr is %g, expected -1 (a tenth of --lr) or a rate >= 0", o->min_lr);
-    CHECK_USAGE(o->warmup <= o->steps, "--warmup is %lld, above --steps %lld", (long long)o->warmup, (long long)o->steps);
-    CHECK_USAGE(o->decay_steps <= o->steps, "--decay-steps is %lld, above --steps %lld", (long long)o->decay_steps, (long long)o->steps);
+// Settings a and b, of a stored run's file `where` unless the command line gives one of them
+static void check_pair(const Options *o, int good, const char *a, double x, const char *b, double y, const char *where) {
+    int stored = where && given(o, a) != 1 && given(o, b) != 1;
+    CHECK_AS(status_of(stored ? where : NULL), good, "%s%s--%s is %g, above --%s %g", stored ? where : "", stored ? ": " : "", a, x, b, y);
+}
+
+static void check_combinations(const Options *o, const char *where) {
+    check_pair(o, o->min_lr <= o->lr, "min-lr", o->min_lr, "lr", o->lr, where);
+    check_pair(o, o->warmup <= o->steps, "warmup", (double)o->warmup, "steps", (double)o->steps, where);
+    check_pair(o, o->decay_steps <= o->steps, "decay-steps", (double)o->decay_steps, "steps", (double)o->steps, where);
+    int stored = where && given(o, "min-lr") != 1;
+    CHECK_AS(status_of(stored ? where : NULL), o->min_lr >= 0 || o->min_lr == -1,
+             "%s%s--min-lr is %g, expected -1 (a tenth of --lr) or a rate >= 0", stored ? where : "", stored ? ": " : "", o->min_lr);
 }
 
 void options_parse(Options *o, int argc, char **argv) {
     options_init(o);
     int n = flags_parse(o->flags, "train", "trains a mixture-of-experts language model, on one rank or, under mpirun, on several", argc, argv);
     CHECK_USAGE(n == 0, "argument \"%s\" is not a flag (hint: --data, --out and the like; --help lists them)", argv[1]);
+    CHECK_USAGE(!o->out || *o->out, "--out is empty, expected a folder's name (hint: without --out a name is chosen)");
     apply_preset(o);
     if (!o->resume) { // otherwise the stored settings are still to come
-        check_combinations(o);
+        check_combinations(o, NULL);
         options_model(o);
     }
 }
@@ -281,8 +298,8 @@ void options_restore(Options *o, const json_t *stored, const char *where) {
     apply_preset(o); // for flags that an older version did not store
     json_decref(now);
     json_decref(old);
-    check_combinations(o);
-    options_model(o);
+    check_combinations(o, where);
+    model_of(o, where);
 }
 
 Schedule options_schedule(const Options *o) {
@@ -315,6 +332,8 @@ Share options_share(const Options *o, const ModelConfig *c, int n_ranks) {
     s.micro = o->micro_batch ? (int)o->micro_batch : auto_micro(s.sequences, c->T);
     CHECK_USAGE(s.sequences % s.micro == 0, "--micro-batch %d does not divide a rank's %d sequences (--batch %lld over %d ranks; hint: "
                 "--micro-batch %d)", s.micro, s.sequences, (long long)o->batch, n_ranks, auto_micro(s.sequences, c->T));
+    CHECK_USAGE((int64_t)s.micro * c->T <= INT32_MAX, "a microbatch of %d sequences of %d tokens, expected at most %d tokens (hint: a smaller "
+                "--micro-batch)", s.micro, c->T, INT32_MAX);
     s.micros = s.sequences / s.micro;
     return s;
 }

@@ -111,6 +111,6 @@ void trainer_run(Trainer *t) {
         }
     }
     double peak = peak_bytes(t);
-    if (t->log) log_summary(t->log, t, checkpoint, stop ? "stopped at" : "done", peak);
+    if (t->log) log_summary(t->log, t, checkpoint, stop ? "stopped" : "done", peak);
     free(checkpoint);
 }

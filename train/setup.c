@@ -2,6 +2,7 @@
 #include "kernels/check.h"
 #include "kernels/files.h"
 #include "train/folder.h"
+#include "train/hf.h"
 #include "train/log.h"
 #include "train/trace.h"
 #include "train/trainer.h"
@@ -50,10 +51,13 @@ json_t *trainer_state(const Trainer *t) {
                      "flags", options_json(&t->o));
 }
 
+static const int64_t STORED_MAX = 1000000000000000000; // sums with a step's samples and tokens fit
+
 static int64_t stored_int(const json_t *state, const char *key, const char *where) {
     json_t *v = json_object_get(state, key);
-    CHECK_DATA(json_is_integer(v) && json_integer_value(v) >= 0, "%s: \"%s\" is missing or no whole number >= 0", where, key);
-    return json_integer_value(v);
+    int64_t x = json_is_integer(v) ? json_integer_value(v) : -1;
+    CHECK_DATA(x >= 0 && x <= STORED_MAX, "%s: \"%s\" is missing or no whole number from 0 to 10^18", where, key);
+    return x;
 }
 
 static json_t *read_stored(Trainer *t) {
@@ -64,6 +68,10 @@ static json_t *read_stored(Trainer *t) {
     CHECK_DATA(format == 1, "%s: \"format\" is %" PRId64 ", expected 1 (hint: written by a newer version?)", where, format);
     t->at = (Progress){stored_int(state, "step", where), stored_int(state, "samples", where), stored_int(state, "tokens", where)};
     options_restore(&t->o, json_object_get(state, "flags"), where);
+    ModelConfig written = hf_read(t->resumed), restored = options_model(&t->o);
+    const char *differ = hf_differ(&written, &restored);
+    CHECK_DATA(!differ, "%s/config.json and the settings in %s describe different models: %s (hint: one of them was changed)", t->resumed, where,
+               differ);
     CHECK_USAGE(t->at.step < t->o.steps, "%s is at step %" PRId64 " of %" PRId64 ": nothing is left to do (hint: a larger --steps)", t->resumed,
                 t->at.step, t->o.steps);
     free(where);
@@ -84,34 +92,42 @@ static void check_data(const Trainer *t, const json_t *state) {
 }
 
 // ---- folder, model ---------------------------------------------------------------------------------------------------
-// Rank 0 chooses; all learn the name. Returns whether the log of an existing run goes on.
-static int choose_folder(Trainer *t) {
-    int append = 0, n = 0;
-    if (t->info->rank == 0) {
-        t->out = folder_choose(&t->o, t->resumed, &append);
-        n = (int)strlen(t->out) + 1;
-    }
+// All learn the name that rank 0 has in t->out.
+static void share_out(Trainer *t) {
+    int n = t->info->rank == 0 ? (int)strlen(t->out) + 1 : 0;
     comm_bcast(t->world, &n, sizeof n, 0);
-    if (t->info->rank != 0) t->out = host_alloc((size_t)n);
+    if (t->info->rank != 0) {
+        free(t->out);
+        t->out = host_alloc((size_t)n);
+    }
     comm_bcast(t->world, t->out, (size_t)n, 0);
     Flag *f = flags_find(t->o.flags, "out");
     if (f->set == 2) free((char *)t->o.out); // it came from a file
     t->o.out = t->out;
     f->set = 1; // the trainer frees it
+}
+
+// Returns, on rank 0, whether the log of an existing run goes on.
+static int choose_folder(Trainer *t) {
+    int append = 0;
+    if (t->info->rank == 0) t->out = folder_choose(&t->o, t->resumed, &append);
+    share_out(t);
+    json_decref(options_json(&t->o)); // dies here, where nothing has been removed, if they cannot be stored
     return append;
 }
 
-// Last, so that a run that cannot start leaves nothing behind.
-static void begin_folder(Trainer *t, int append) {
+// Last, so that a run that cannot start leaves nothing behind. asked: the settings before choose_folder.
+static void begin_folder(Trainer *t, const Options *asked, int append) {
+    if (t->info->rank == 0) t->lock = folder_make(asked, t->resumed, &t->out, append);
+    share_out(t);
     if (t->info->rank != 0) return;
-    folder_make(&t->o, t->out, append);
     char *path = path_join(t->out, "run.json");
     json_t *flags = options_json(&t->o);
     char *text = json_dumps(flags, JSON_INDENT(2)), *line = str_format("%s\n", text);
     file_write(path, line, strlen(line));
     json_decref(flags);
     free(path), free(text), free(line);
-    t->log = log_open(t->out, append);
+    t->log = log_open(t->out, append ? t->at.step : -1);
     log_start(t->log, t);
     if (t->resumed) log_resume(t->log, t);
 }
@@ -131,6 +147,19 @@ static void load_cost(Trainer *t) {
     t->window_bytes = moe_window_bytes(moe, t->share.R);
 }
 
+// What it will touch for certain; activations and buffers come on top.
+static void check_memory(const Trainer *t) {
+    ModelSize size = config_size(&t->c);
+    int layers = 0;
+    for (int l = 0; l < t->c.L; l++) layers += !t->c.dense[l];
+    double experts = 3.0 * t->c.E * t->c.F * t->c.C * layers, own = (double)size.params - experts + experts / t->share.R;
+    int wides = t->o.optimizer == OPTIMIZER_SGD ? 1 : 3; // gradient and two moments
+    double need = own * (double)(sizeof(real) + (size_t)wides * sizeof(wide)) * t->info->local_ranks, there = dev_available(t->d);
+    comm_barrier(t->world); // all have looked before any of them takes some
+    CHECK_DEVICE(need <= there, "parameters, gradients and the optimizer's state of this machine's %d ranks take %.2f GB, %.2f GB of memory are free "
+                 "(hint: a smaller model, or more machines)", t->info->local_ranks, need * 1e-9, there * 1e-9);
+}
+
 static void make_model(Trainer *t) {
     const Options *o = &t->o;
     ModelRun run = {.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .seed = (uint64_t)o->seed,
@@ -148,7 +177,7 @@ static void make_model(Trainer *t) {
 }
 
 void trainer_open(Trainer *t, Comm *world, const Options *o) {
-    *t = (Trainer){.world = world, .info = comm_info(world)};
+    *t = (Trainer){.world = world, .info = comm_info(world), .lock = -1};
     options_copy(&t->o, o);
     if (!o->resume) { // usage first
         t->c = options_model(&t->o);
@@ -169,13 +198,14 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
     load_cost(t);
     open_data(t);
     if (state) check_data(t, state);
+    check_memory(t);
     make_model(t);
     if (state) {
         checkpoint_read(t->resumed, t->d, t->ps, &t->c, &t->opt);
         comm_barrier(world); // peers read this rank's experts
         json_decref(state);
     }
-    begin_folder(t, append);
+    begin_folder(t, o, append);
     comm_barrier(world); // the folder is there
     if (t->o.trace_every && t->moe) t->trace = trace_open(t);
 }
@@ -183,6 +213,7 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
 void trainer_close(Trainer *t) {
     if (t->trace) trace_close(t->trace);
     if (t->log) log_close(t->log);
+    if (t->lock >= 0) close(t->lock);
     model_free(t->m);
     comm_free(t->ep);
     dev_free(t->d);

@@ -22,6 +22,7 @@ int main(int argc, char **argv) {
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGUSR1);
     sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN); // a pager that was closed does not end a training: OUT/log.jsonl has it all
     comm_run(&argc, &argv, (int)options.virtual_ranks, (int)options.nodes, body, &options);
     flags_free(options.flags);
     return 0;

@@ -49,6 +49,7 @@ typedef struct Trainer {
     Optimizer opt;
     Progress at;
     char *out;               // run folder
+    int lock;                // rank 0: holds it (folder_make); -1 elsewhere
     char *resumed;           // checkpoint that the run continues, NULL for a new one
     Log *log;                // rank 0
     Trace *trace;
