@@ -2,10 +2,10 @@
 #include "kernels/check.h"
 #include "kernels/rng.h"
 #include "tests/common/child.h"
+#include "tests/common/team.h"
 #include "tests/ref/plan_ref.h"
 #include "topoep/loads.h"
 #include <math.h>
-#include <omp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,28 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
-
-// The solver's source a second time, here with a team of threads behind its primitives
-enum { TEAM_MAX = 8 };
-static int64_t team_part[TEAM_MAX];
-static void team_barrier(void) {
-#pragma omp barrier
-}
-static int64_t team_reduce(int64_t x, int sum) {
-    team_part[omp_get_thread_num()] = x;
-    team_barrier();
-    int64_t all = team_part[0];
-    for (int i = 1; i < omp_get_num_threads(); i++) all = sum ? all + team_part[i] : all > team_part[i] ? all : team_part[i];
-    team_barrier();
-    return all;
-}
-#define SOLVE_FOR(i, n) for (int i = omp_get_thread_num(); i < (n); i += omp_get_num_threads())
-#define SOLVE_ONE if (omp_get_thread_num() == 0)
-#define SOLVE_BARRIER() team_barrier()
-#define SOLVE_MAX(x) team_reduce(x, 0)
-#define SOLVE_SUM(x) team_reduce(x, 1)
-#define SOLVE_LEAF static
-#include "topoep/policies.h"
 
 static uint64_t counter;
 static uint64_t bits(void) { return rng_u64(11, 3, counter++); }
