@@ -16,12 +16,14 @@ static int64_t max_rows(const MoeConfig *c, int R) {
 
 static void check(const MoeConfig *c, int R) {
     CHECK_USAGE(c->E >= 1 && c->E % R == 0,
-                "%d experts on %d ranks: every rank must hold as many (hint: choose --experts a multiple of --ep, or another --ep)", c->E, R);
+                "%d experts on %d ranks: every rank must hold as many (hint: choose --experts a multiple of --ep, or another --ep)",
+                c->E, R);
     CHECK_USAGE(c->K >= 1 && c->K <= c->E, "%d experts per token of %d (hint: --topk between 1 and --experts)", c->K, c->E);
     CHECK_USAGE(!(c->K == 1 && c->renorm && c->E > 1),
-                "one expert per token with renormalised weights: the weight is always 1 and the router never learns (hint: --no-renorm, or --topk 2)");
-    CHECK_USAGE(max_rows(c, R) * (c->K + 1) < INT_MAX / 2, "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)",
-                (long long)max_rows(c, R));
+                "one expert per token with renormalised weights: the weight is always 1 and the router never learns "
+                "(hint: --no-renorm, or --topk 2)");
+    CHECK_USAGE(max_rows(c, R) * (c->K + 1) < INT_MAX / 2,
+                "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)", (long long)max_rows(c, R));
 }
 
 static void *upload(Dev *d, const void *host, size_t bytes, const char *what) {
@@ -216,7 +218,8 @@ static void sum_plans(Moe *m, MoeStats *s) {
     comm_sum_int64(m->world, sum, 9);
     comm_sum_double(m->world, ratio, 2);
     comm_max_double(m->world, worst, 2);
-    double rows = 4.0 * c->C * sizeof(real) + 2 * sizeof(wide); // dispatch and combine, forward and backward; a weight out, its gradient back
+    // a pair: dispatch and combine, forward and backward; a weight out, its gradient back
+    double rows = 4.0 * c->C * sizeof(real) + 2 * sizeof(wide);
     s->pairs_self = sum[0], s->pairs_node = sum[1], s->pairs_inter = sum[2];
     s->bytes_node = (int64_t)(s->pairs_node * rows), s->bytes_inter = (int64_t)(s->pairs_inter * rows);
     s->weight_bytes = sum[3] * (int64_t)(m->unit * (2 * sizeof(real) + sizeof(wide)));
@@ -277,8 +280,9 @@ void moe_check_hashes(Moe *m) {
     comm_allgather(m->ep, all, mine, n * sizeof *mine);
     for (int r = 0; r < m->R; r++)
         for (int i = 0; i < n; i++)
-            CHECK_COMM(all[(size_t)r * n + i] == mine[i], "ranks %d and %d made different plans for MoE layer %d, microbatch %d: hash %016llx and %016llx",
-                       m->me, r, i % m->c.layers, i / m->c.layers, (unsigned long long)mine[i], (unsigned long long)all[(size_t)r * n + i]);
+            CHECK_COMM(all[(size_t)r * n + i] == mine[i],
+                       "ranks %d and %d made different plans for MoE layer %d, microbatch %d: hash %016llx and %016llx", m->me, r,
+                       i % m->c.layers, i / m->c.layers, (unsigned long long)mine[i], (unsigned long long)all[(size_t)r * n + i]);
     free(mine);
     free(all);
 }
