@@ -71,8 +71,10 @@ differ "another seed" "$(last four)" "$(last seed)"
 # ---- observing changes nothing ----------------------------------------------------------------------------------------------
 ok "observed" train observed --steps 12 --virtual-ranks 4 --nodes 2 --eval-every 2 --sample-every 3 --trace-every 2 --save-every 4 --check-plans
 same "observed or not" "$(last virtual)" "$(last observed)"
-ok "eplb" train eplb --steps 8 $quiet --virtual-ranks 4 --nodes 2 --balance eplb --save-every 8
-ok "eplb observed" train eplb2 --steps 8 --virtual-ranks 4 --nodes 2 --balance eplb --eval-every 2 --sample-every 3 --save-every 8
+# eplb plans by the past: near balance, with one slot, its plans turn on little, so a past that observing had moved would show
+eplb="$bin/train $model --data $tmp/data --batch 8 --lr 0.01 --steps 24 --save-every 24 --virtual-ranks 4 --nodes 2 --balance eplb --slots 1"
+ok "eplb" $eplb --out "$tmp/eplb" $quiet
+ok "eplb observed" $eplb --out "$tmp/eplb2" --eval-every 1 --sample-every 1
 same "eplb, observed or not" "$(last eplb)" "$(last eplb2)"
 ok "trace is there" test -s "$tmp/observed/route.bin"
 for field in step tokens loss val_loss lr grad_norm tok_s step_ms wait_ms aux_loss z_loss maxvio rank_max_mean_before \
