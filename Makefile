@@ -14,7 +14,7 @@ WARN     = -Wall -Wextra -Werror -Wshadow -Wvla
 # The -fno- pair changes no result (nobody here reads errno after sqrt, or the FP exception flags); without it no loop with a
 # square root, an exp or a select is vectorised: kernels/cpu is up to six times slower.
 BASE     = -std=c11 -D_GNU_SOURCE $(WARN) $(OPT) -fopenmp -ffp-contract=fast -fno-math-errno -fno-trapping-math $(SAN)
-CFLAGS   = $(BASE) -I. -MMD -MP $(if $(filter double,$(REAL)),-DREAL_DOUBLE) $(if $(filter 1,$(MPI)),-DUSE_MPI $(MPI_CFLAGS)) -DGIT='"$(GIT)"'
+CFLAGS   = $(BASE) -I. -MMD -MP $(if $(filter double,$(REAL)),-DREAL_DOUBLE) $(if $(filter 1,$(MPI)),-DUSE_MPI $(MPI_CFLAGS))
 LIBS     = -ljansson $(if $(filter 1,$(MPI)),$(MPI_LIBS)) -lm -lpthread
 GIT     := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
@@ -62,11 +62,13 @@ $(BUILD)/flags: force
 	@mkdir -p $(@D)
 	@if [ -n "$(MISSING)" ]; then \
 	    echo "missing: $(MISSING). scripts/deps.sh installs it, make info says what was tried" >&2; rm -f $(PROBE); exit 2; fi
-	@echo '$(CC) $(filter-out -DGIT=%,$(CFLAGS)) $(LIBS)' | cmp -s - $@ || echo '$(CC) $(filter-out -DGIT=%,$(CFLAGS)) $(LIBS)' >$@
+	@echo '$(CC) $(CFLAGS) $(LIBS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS) $(LIBS)' >$@
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,cc,$<)$(CC) $(CFLAGS) -c $< -o $@
+
+$(BUILD)/obj/train/log.o: CFLAGS += -DGIT='"$(GIT)"' # what the header of a log says
 
 $(BUILD)/libmoe.a: $(objects)
 	@rm -f $@

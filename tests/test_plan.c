@@ -38,7 +38,7 @@ static void case_free(Case *c) { free(c->D), free(c->quota), free(c->slot); }
 static void solve(Case *c, Policy policy, int block) {
     Plan plan = {.quota = c->quota, .slot = c->slot, .info = &c->info};
     void *work = host_alloc(plan_work_bytes(c->R, c->E, c->cost.N, c->cost.S));
-    plan_solve(dev, &plan, c->D, c->R, c->E, &c->cost, (PlanOptions){policy, block}, work);
+    plan_solve(dev, &plan, c->D, c->R, c->E, &c->cost, (PlanOptions){.policy = policy, .block = block}, work);
     free(work);
 }
 

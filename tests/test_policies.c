@@ -44,7 +44,7 @@ static void check(Case *c) { // against the oracle, field by field
 static void solve(Case *c, Policy policy, int block) {
     Plan plan = {.quota = c->quota, .slot = c->slot, .info = &c->info, .history = c->history};
     void *work = host_alloc(plan_work_bytes(c->R, c->E, c->cost.N, c->cost.S));
-    plan_solve(dev, &plan, c->D, c->R, c->E, &c->cost, (PlanOptions){policy, block}, work);
+    plan_solve(dev, &plan, c->D, c->R, c->E, &c->cost, (PlanOptions){.policy = policy, .block = block}, work);
     free(work);
     check(c);
 }

@@ -43,8 +43,20 @@ typedef enum { // policy_names has them in this order; the ones after topoep: to
 } Policy;
 extern const char *const policy_names[POLICIES];
 
+typedef enum { TARGET_TIME, TARGET_BALANCE } PlanTarget; // least J; least largest load, then least J
+typedef enum { EFFORT_DEFAULT, EFFORT_LOW, EFFORT_HIGH } PlanEffort; // how long topoep looks for a better plan
+enum { // parts of topoep that an ablation leaves out
+    PLAN_NO_STAGE1 = 1,    // copies on other nodes than the home's
+    PLAN_NO_STAGE2 = 2,    // refinement inside the nodes
+    PLAN_NO_LOCALITY = 4,  // the prices of traffic
+    PLAN_NO_PORTFOLIO = 8, // the other policies' plans and the other parameter sets
+    PLAN_NO_SLICING = 16,  // copies that cross nodes go through one port, not all of the node's (an execution choice as well)
+};
 typedef struct PlanOptions {
     Policy policy;
+    PlanTarget target;
+    PlanEffort effort;
+    unsigned without; // PLAN_NO_* or'ed
     int block;       // the quotas of copies are multiples of this many pairs (1); what is left over stays at home
 } PlanOptions;
 
