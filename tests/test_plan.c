@@ -378,7 +378,15 @@ static void test_rates(void **state) {
     assert_int_equal(c.copy_intra_ps, want.copy_intra_ps * 3 / 2);
     assert_int_equal(c.pair_intra_ps, want.pair_intra_ps * 2);
     assert_int_equal(c.S, 5);
-    m.N = 2, m.G = 2;
+    m.one_port = 1; // copies between nodes over one port of eight; a cost file's likewise
+    Cost one = cost_load("topoep/clusters/h800-4x8.conf", m), plain = cost_load("tests/data/plan/toy-2x4-cheap.conf", (CostModel){.slots = -1});
+    assert_int_equal(one.copy_inter_ps, 8 * c.copy_inter_ps);
+    assert_int_equal(one.copy_intra_ps, c.copy_intra_ps);
+    assert_int_equal(one.pair_inter_ps, c.pair_inter_ps);
+    one = cost_load("tests/data/plan/toy-2x4-cheap.conf", m);
+    assert_int_equal(one.copy_inter_ps, 4 * plain.copy_inter_ps);
+    assert_int_equal(one.copy_intra_ps, plain.copy_intra_ps);
+    m.one_port = 0, m.N = 2, m.G = 2;
     c = cost_load(NULL, m);
     assert_true(c.N == 2 && c.G == 2 && c.pair_compute_ps > 0 && c.pair_inter_ps > 0 && c.copy_inter_ps > 0);
     m.N = 1;

@@ -29,6 +29,7 @@ typedef struct Rates {
 // rows per expert, messages over shared memory in place of a network, copies through a window, a barrier or two.
 static const Rates local_rates = {.flops = 35e9, .inter_bytes_s = 0.5e9, .intra_bytes_s = 2e9};
 enum { LOCAL_FIXED_PS = 50000000 };
+static const int64_t COPY_MAX_PS = 1000000000000000; // 1000 s
 
 typedef struct Key {
     const char *name;
@@ -123,7 +124,7 @@ static void cost_derive(Cost *c, const Rates *a, const CostModel *m, const char 
     c->pair_intra_ps = pico(token_bytes / a->intra_bytes_s, 1, "pair_intra_ps", where);
     c->copy_intra_ps = pico(copy_bytes / a->intra_bytes_s, 1e3, "copy_intra_ps", where);
     c->pair_inter_ps = c->N > 1 ? pico(delta * token_bytes / (a->inter_bytes_s * G), 1, "pair_inter_ps", where) : 0;
-    c->copy_inter_ps = c->N > 1 ? pico(copy_bytes / (a->inter_bytes_s * (a->sliced ? G : 1)), 1e3, "copy_inter_ps", where) : 0;
+    c->copy_inter_ps = c->N > 1 ? pico(copy_bytes / (a->inter_bytes_s * (a->sliced && !m->one_port ? G : 1)), 1e3, "copy_inter_ps", where) : 0;
 }
 
 Cost cost_load(const char *path, CostModel m) {
@@ -132,7 +133,7 @@ Cost cost_load(const char *path, CostModel m) {
     int kind = KEY_RATES;
     if (path) {
         int64_t nodes = 0, ranks = 0, slots = 2, sliced = 0, dedup = 0;
-        const double most = 1e15, most_pair = 1e12; // picoseconds: 1000 s, 1 s
+        const double most = (double)COPY_MAX_PS, most_pair = 1e12; // the latter 1 s
         Key keys[] = {
             {"nodes", &nodes, NULL, 1, PLAN_MAX_R, KEY_RATES | KEY_COST, 0},
             {"ranks_per_node", &ranks, NULL, 1, PLAN_MAX_R, KEY_RATES | KEY_COST, 0},
@@ -160,6 +161,10 @@ Cost cost_load(const char *path, CostModel m) {
         CHECK_USAGE(c.N > 0 && c.G > 0 && m.C > 0 && m.F > 0 && m.K > 0,
                     "a cost from rates needs a topology and a model's dimensions; found %d nodes x %d ranks, C %d, F %d, K %d", c.N, c.G, m.C, m.F, m.K);
         cost_derive(&c, &rates, &m, path ? path : c.name);
+    } else if (m.one_port) {
+        CHECK_DATA(c.copy_inter_ps <= COPY_MAX_PS / c.G, "%s: copy_inter_ps = %lld over one of %d ports: more than %.0f ps", path,
+                   (long long)c.copy_inter_ps, c.G, (double)COPY_MAX_PS);
+        c.copy_inter_ps *= c.G;
     }
     return c;
 }

@@ -5,6 +5,7 @@
 #include "topoep/cost.h"
 #include "topoep/flow.h"
 #include "topoep/loads.h"
+#include "topoep/planflags.h"
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -18,6 +19,7 @@ typedef struct Tool {
     Plan plan;
     void *work;
     int block;
+    PlanFlags how;
 } Tool;
 
 typedef struct Result { // a plan on the host
@@ -38,7 +40,7 @@ static Result plan_make(Tool *t, int policy, int timed) {
     Result a = {.quota = host_alloc(n * sizeof(int)), .slot = host_alloc((n_slots + 1) * sizeof(int))};
     for (int i = 0; i < (timed ? 5 : 1); i++) {
         double start = now_us();
-        plan_solve(t->d, &t->plan, t->d_D, t->R, t->E, &t->cost, (PlanOptions){.policy = policy, .block = t->block}, t->work);
+        plan_solve(t->d, &t->plan, t->d_D, t->R, t->E, &t->cost, plan_flags_options(&t->how, policy, t->block), t->work);
         double us = now_us() - start;
         if (i == 0 || us < a.plan_us) a.plan_us = us;
     }
@@ -133,6 +135,7 @@ static void print_table(Tool *t, const char *loads, int only) {
 int main(int argc, char **argv) {
     int64_t width = 2048, expert_width = 768, topk = 8, token_bytes = 2, weight_bytes = 2, grad_bytes = 4, slots = -1, block = 1;
     int balance = POLICY_TOPOEP, json = 0;
+    Tool t = {.how = plan_flags_default};
     char choices[256] = "";
     for (int i = 0; i < POLICIES; i++) {
         size_t n = strlen(choices);
@@ -143,6 +146,8 @@ int main(int argc, char **argv) {
         {.name = "json", .kind = FLAG_BOOL, .value = &json, .help = "print one policy's plan alone, as JSON"},
         {.name = "slots", .kind = FLAG_INT, .value = &slots, .min = -1, .max = PLAN_MAX_S, .help = "slots for copies per rank; -1 = as the cluster file says, or 2"},
         {.name = "block", .kind = FLAG_INT, .value = &block, .min = 1, .max = 1 << 20, .help = "pairs by which copies' quotas grow"},
+        {.name = "", .help = "How topoep plans"},
+        PLAN_FLAGS(t.how),
         {.name = "", .help = "Model, for a cluster file that gives rates (default: Qwen3-30B-A3B in bf16)"},
         {.name = "width", .kind = FLAG_INT, .value = &width, .min = 1, .max = 1 << 20, .help = "hidden width C"},
         {.name = "expert-width", .kind = FLAG_INT, .value = &expert_width, .min = 1, .max = 1 << 20, .help = "expert width F"},
@@ -158,10 +163,11 @@ int main(int argc, char **argv) {
                         "  LOADS    a line \"ranks R experts E\", then for each rank its pairs per expert; # begins a comment\n",
                         argc, argv);
     CHECK_USAGE(n == 2, "%d arguments, expected two: a cluster file and a load file (hint: --help)", n);
-    Tool t = {.block = (int)block};
+    t.block = (int)block;
     t.D = loads_read(argv[2], &t.R, &t.E);
     t.cost = cost_load(argv[1], (CostModel){.C = (int)width, .F = (int)expert_width, .K = (int)topk, .E = t.E, .slots = (int)slots,
-                                            .token_bytes = (int)token_bytes, .weight_bytes = (int)weight_bytes, .grad_bytes = (int)grad_bytes});
+                                            .token_bytes = (int)token_bytes, .weight_bytes = (int)weight_bytes, .grad_bytes = (int)grad_bytes,
+                                            .one_port = !t.how.slicing});
     const Cost *c = &t.cost;
     CHECK_DATA(c->N * c->G == t.R, "%s has %d nodes of %d ranks, %s %d ranks", argv[1], c->N, c->G, argv[2], t.R);
     cost_check(c, c->N, c->G, t.E);

@@ -29,6 +29,8 @@ typedef struct CostModel {
     int N, G;                // the running topology, taken where the file has none (path NULL)
     int token_bytes;         // bytes of one activation element on the wire (2 for bf16, 4 for fp32)
     int weight_bytes, grad_bytes; // of one weight and one weight gradient element
+    int one_port;            // copies that cross nodes go through one port, not sliced over all of the node's: a rates file's
+                             // `sliced` counts as 0; a cost file, which has no rates, has its copy_inter_ps taken G times
 } CostModel;
 // Reads a cost file or a rates file (formulas and keys in topoep/cost.c). path NULL: the rates of the local machine.
 // Dies with STATUS_DATA, naming file, line and key.
