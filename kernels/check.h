@@ -15,8 +15,7 @@ enum {                // exit status of every program
 
 // Prints "rank R: file:line: message" (the rank only where there are several) and ends the whole run with `status`.
 // A rank other than 0 first gives rank 0 some seconds to report the same fault, so that a fault all ranks see is told once.
-_Noreturn void die(int status, const char *file, int line, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
+void die(int status, const char *file, int line, const char *fmt, ...) __attribute__((noreturn, format(printf, 4, 5)));
 
 // The transport names the calling thread's rank and says how to end the other processes. `stop` may be NULL (exit).
 void die_setup(int rank, int n_ranks, void (*stop)(int status));
