@@ -115,8 +115,9 @@ static void streams(Bench *b, int M, int C, int V) {
     row(b, "rmsnorm_bwd", shape, BEST(b, dev_rmsnorm_bwd(d, dx, (wide *)w, NULL, y, x, w, rstd, M, C)), 0, 3.0 * n * word);
     row(b, "swiglu", shape, BEST(b, dev_swiglu(d, y, x, NULL, NULL, M, C)), 0, 3.0 * n * word);
     row(b, "swiglu_bwd", shape, BEST(b, dev_swiglu_bwd(d, dx, y, NULL, y, x, NULL, NULL, M, C)), 0, 6.0 * n * word);
-    AdamW o = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 10};
-    row(b, "adamw", shape, BEST(b, dev_adamw(d, x, m, v, (wide *)y, one, 2 * n, o)), 0, 7.0 * 2 * n * word);
+    Update set = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 10}, *o = dev_alloc(b->d, sizeof *o, "bench");
+    dev_upload(b->d, o, &set, sizeof set);
+    row(b, "adamw", shape, BEST(b, dev_adamw(d, x, NULL, m, v, (wide *)y, one, 2 * n, o)), 0, 7.0 * 2 * n * word);
     int rows = 512, *target = dev_alloc(d, rows * sizeof(int), "bench");
     dev_zero(d, target, rows * sizeof(int));
     real *logits = array(d, SIZE(rows, V));

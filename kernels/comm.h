@@ -37,12 +37,18 @@ const CommInfo *comm_info(const Comm *c);
 // Zeroed, page-aligned; untouched pages cost nothing. Collective. Lives until the group is freed (world: end of comm_run).
 void **comm_window(Comm *c, size_t bytes, const char *what);
 
-// ---- collectives -----------------------------------------------------------------------------------------------------
-void comm_barrier(Comm *c);
+// ---- collectives on the device: in the order of its ops; the host does not wait ---------------------------------------------
 void comm_node_barrier(Comm *c); // among this node's ranks of the group; orders their accesses to windows
+void comm_dev_barrier(Comm *c);  // among all ranks
 // out (size, bytes) overwritten; in (bytes)
-void comm_allgather(Comm *c, void *out, const void *in, size_t bytes);
+void comm_dev_allgather(Comm *c, void *out, const void *in, size_t bytes);
 void comm_sum(Comm *c, wide *x, size_t n);          // in place, elementwise over the ranks
+void comm_dev_sum_double(Comm *c, double *x, int n);
+void comm_dev_sum_int64(Comm *c, int64_t *x, int n);
+
+// ---- collectives of the hosts, in ordinary memory: outside a step -------------------------------------------------------------
+void comm_barrier(Comm *c);                         // also waits for what this rank's device was told to do before
+void comm_allgather(Comm *c, void *out, const void *in, size_t bytes);
 void comm_sum_double(Comm *c, double *x, int n);
 void comm_sum_int64(Comm *c, int64_t *x, int n);
 void comm_max_double(Comm *c, double *x, int n);

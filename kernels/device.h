@@ -14,12 +14,35 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// real: activations and the weights that products read. wide: accumulators, gradients, router scores, losses, optimizer state.
 #ifdef REAL_DOUBLE
-typedef double real; // activations and the weights that products read
-typedef double wide; // accumulators, gradients, router scores, losses, optimizer state
+typedef double real, wide;
 #else
-typedef float real;
 typedef float wide;
+#ifndef REAL_BF16
+typedef float real;
+#elif defined __cplusplus
+typedef __nv_bfloat16 real; // kernels/cuda
+#else
+typedef struct Bf16 { // bfloat16: the upper half of a float, in whose place nothing above kernels/ can do arithmetic
+    uint16_t bits;
+} real;
+#endif
+#endif
+
+// On the host: one element from and to a number, rounded to the nearest, ties to even.
+#ifndef __cplusplus
+#ifdef REAL_BF16
+static inline real real_of(double x) {
+    union { float f; uint32_t u; } v = {.f = (float)x};
+    int nan = (v.u & 0x7FFFFFFF) > 0x7F800000;
+    return (real){(uint16_t)(nan ? 0x7FFF : (v.u + 0x7FFF + (v.u >> 16 & 1)) >> 16)};
+}
+static inline double real_value(real x) { return (union { uint32_t u; float f; }){.u = (uint32_t)x.bits << 16}.f; }
+#else
+static inline real real_of(double x) { return (real)x; }
+static inline double real_value(real x) { return x; }
+#endif
 #endif
 
 typedef struct Dev Dev; // one rank's device: its threads, its memory, its clock
@@ -164,16 +187,22 @@ void dev_sumsq(Dev *d, double *out, const wide *x, size_t n);
 void dev_dot(Dev *d, double *out, const wide *x, const wide *y, size_t n, double scale);
 
 // ---- optimizer ---------------------------------------------------------------------------------------------------
-// *factor = norm > max_norm ? max_norm / norm : 1, norm = sqrt(*sumsq); max_norm <= 0 never clips
+// *factor = norm > max_norm ? max_norm / norm : 1, norm = sqrt(*sumsq); max_norm <= 0 never clips; NaN where *sumsq is not finite
 void dev_clip_factor(Dev *d, wide *factor, const double *sumsq, double max_norm);
-typedef struct AdamW {
+typedef struct Update { // of one step: lies in device memory, so that a recorded step reads the present one
     double lr, beta1, beta2, eps, decay;
     int64_t step; // 1 for the first update
-} AdamW;
+} Update;
+// Where `real` is narrower than `wide`, updates are made to `master`, of which w is the rounded copy. Elsewhere w is its own
+// master and `master` NULL.
 // AdamW (Loshchilov & Hutter, 1711.05101) with g' = factor g: m, v and w updated; w -= lr (mhat/(sqrt(vhat)+eps) + decay w)
-void dev_adamw(Dev *d, real *w, wide *m, wide *v, const wide *g, const wide *factor, size_t n, AdamW o);
-// w -= lr (factor g + decay w)
-void dev_sgd(Dev *d, real *w, const wide *g, const wide *factor, size_t n, double lr, double decay);
+// A factor that is no number (dev_clip_factor) leaves all of them as they are.
+void dev_adamw(Dev *d, real *w, wide *master, wide *m, wide *v, const wide *g, const wide *factor, size_t n, const Update *o);
+// w -= lr (factor g + decay w), likewise
+void dev_sgd(Dev *d, real *w, wide *master, const wide *g, const wide *factor, size_t n, const Update *o);
+// y[i] = x[i]    y overwritten
+void dev_widen(Dev *d, wide *y, const real *x, size_t n);
+void dev_narrow(Dev *d, real *y, const wide *x, size_t n); // rounded to the nearest
 // bias[e] += rate * sign(mean count - count[e]) (loss-free balancing, 2408.15664); count (E) int64
 void dev_bias_update(Dev *d, wide *bias, const int64_t *count, int E, double rate);
 

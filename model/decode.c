@@ -20,7 +20,7 @@ void model_decode(Model *m, wide *logits, const int *tok, int n, int pos) {
     dev_rmsnorm(d, m->nf, m->rstdf, m->x_last + SIZE(n - 1, c->C), m->w_norm, 1, c->C, (wide)c->eps);
     dev_linear(d, m->logits, NULL, m->nf, m->w_head, 1, c->V, c->C);
     dev_download(d, m->row, m->logits, SIZE(c->V, sizeof(real)));
-    for (int i = 0; i < c->V; i++) logits[i] = m->row[i];
+    for (int i = 0; i < c->V; i++) logits[i] = (wide)real_value(m->row[i]);
     dev_stage(d, STAGE_OTHER);
     m->trained = 0; // the activations of the last forward are gone
     m->cached = pos + n;

@@ -81,7 +81,7 @@ static void zipf_offsets(double *offset, int E, int K, double Z, uint64_t seed) 
 static void set_column0(Dev *d, real *w, int rows, int C, const double *value) {
     real *host = host_alloc(SIZE(rows, C, sizeof(real)));
     dev_download(d, host, w, SIZE(rows, C, sizeof(real)));
-    for (int r = 0; r < rows; r++) host[SIZE(r, C)] = (real)value[r];
+    for (int r = 0; r < rows; r++) host[SIZE(r, C)] = real_of(value[r]);
     dev_upload(d, w, host, SIZE(rows, C, sizeof(real)));
     free(host);
 }

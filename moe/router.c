@@ -19,7 +19,7 @@ static void balance_losses(Moe *m, Layer *l, int B, int T) {
     dev_balance(d, l->f, m->p, l->idx, l->prob, BT, E, m->c.K, l->groups);
     if (m->c.scope == AUX_GLOBAL) {
         dev_copy(d, m->seen_all, l->seen, E * sizeof(int64_t));
-        comm_sum_int64(m->world, m->seen_all, E);
+        comm_dev_sum_int64(m->world, m->seen_all, E);
         dev_count_share(d, l->f, m->seen_all, E);
     }
     if (BT == 0) return;

@@ -129,7 +129,8 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
         moe_check_hashes(moe);
         planned_bytes(job, moe, &planned);
         if (step == 0) collect(res, d, ps, rank, s.ep, 1);
-        optimizer_step(opt, d, ps, sumsq, 0.02, step + 1);
+        optimizer_set(opt, d, 0.02, step + 1);
+        optimizer_step(opt, d, ps, sumsq);
         moe_update_bias(moe, 0.01);
         comm_barrier(world);
         if (rank == 0) {

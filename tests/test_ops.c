@@ -416,8 +416,9 @@ static void optimizer(Lab *l, const int *dim) {
     for (size_t i = 0; i < n / 5; i++) g[i] = 0; // an expert without tokens still decays, and so do its moments
     real *dw = lab_real(l, w, n), *ds = lab_real(l, w, n);
     wide *dm = lab_wide(l, m, n), *dv = lab_wide(l, v, n), *dg = lab_wide(l, g, n), *df = lab_wide(l, &factor, 1);
-    dev_adamw(l->d, dw, dm, dv, dg, df, n, (AdamW){o.lr, o.beta1, o.beta2, o.eps, o.decay, o.step});
-    dev_sgd(l->d, ds, dg, df, n, 0.1, 0.01);
+    Update adam = {o.lr, o.beta1, o.beta2, o.eps, o.decay, o.step}, sgd = {.lr = 0.1, .decay = 0.01};
+    dev_adamw(l->d, dw, NULL, dm, dv, dg, df, n, lab_bytes(l, &adam, sizeof adam));
+    dev_sgd(l->d, ds, NULL, dg, df, n, lab_bytes(l, &sgd, sizeof sgd));
     for (size_t i = 0; i < n; i++) {
         want[i] = w[i] - 0.1 * (factor * g[i] + 0.01 * w[i]);
         bw[i] = 3 * REAL_EPS * (fabs(w[i]) + fabs(g[i]));

@@ -242,7 +242,8 @@ static void optimizer_body(Comm *world, void *arg) {
     wide moment = 2;
     const Param *experts = param_find(ps, "experts", 1);
     dev_upload(d, optimizer_v(&opt, experts) + 3, &moment, sizeof moment);
-    optimizer_step(&opt, d, ps, sumsq, 0.01, 5);
+    optimizer_set(&opt, d, 0.01, 5);
+    optimizer_step(&opt, d, ps, sumsq);
     for (int i = 0; i < ps->n; i++) {
         const Param *p = &ps->p[i];
         real *w = param_w(ps, p);

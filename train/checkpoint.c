@@ -101,36 +101,50 @@ static char *file_name(const char *base, int i, int n) {
 }
 
 // Before it is published: a checkpoint that is not finite would hide the last good one.
-static void check_finite(const void *x, size_t elem, size_t n) {
+static void check_finite(const wide *x, size_t n) {
     for (size_t i = 0; i < n; i++)
-        CHECK_NUMERIC(isfinite(elem == sizeof(double) ? ((const double *)x)[i] : (double)((const float *)x)[i]),
-                      "the parameters or the optimizer's state are not finite; no checkpoint was written (hint: resume from the last one with a lower --lr)");
+        CHECK_NUMERIC(isfinite(x[i]), "the parameters or the optimizer's state are not finite; no checkpoint was written (hint: resume from the last one with a lower --lr)");
 }
 
-static void append_device(StWriter *w, Dev *d, const void *src, size_t elem, size_t n) {
-    char *buffer = host_alloc((n < CHUNK ? n : CHUNK) * elem);
+static void append_wide(StWriter *w, Dev *d, const wide *src, size_t n) {
+    wide *buffer = host_alloc((n < CHUNK ? n : CHUNK) * sizeof(wide));
     for (size_t at = 0; at < n;) {
         size_t part = n - at < CHUNK ? n - at : CHUNK;
-        dev_download(d, buffer, (const char *)src + at * elem, part * elem);
-        check_finite(buffer, elem, part);
-        st_append(w, buffer, part * elem);
+        dev_download(d, buffer, src + at, part * sizeof(wide));
+        check_finite(buffer, part);
+        st_append(w, buffer, part * sizeof(wide));
         at += part;
     }
     free(buffer);
+}
+
+static void append_real(StWriter *w, Dev *d, const real *src, size_t n) {
+    size_t most = n < CHUNK ? n : CHUNK;
+    real *raw = host_alloc(most * sizeof(real));
+    wide *buffer = host_alloc(most * sizeof(wide));
+    for (size_t at = 0; at < n;) {
+        size_t part = n - at < CHUNK ? n - at : CHUNK;
+        dev_download(d, raw, src + at, part * sizeof(real));
+        for (size_t i = 0; i < part; i++) buffer[i] = (wide)real_value(raw[i]);
+        check_finite(buffer, part);
+        st_append(w, buffer, part * sizeof(wide));
+        at += part;
+    }
+    free(raw), free(buffer);
 }
 
 static size_t piece_elements(const Piece *p) { return p->cols ? SIZE(p->rows, p->cols) : SIZE(p->rows); }
 
 static void write_model(const Snapshot *s, const char *path, const Tensors *list) {
     StTensor *h = host_alloc(SIZE(list->n, sizeof *h));
-    for (int i = 0; i < list->n; i++)
-        h[i] = tensor_header(&list->t[i], "", st_of_size(list->t[i].param->owner == OWNER_STATE ? sizeof(wide) : sizeof(real)));
+    for (int i = 0; i < list->n; i++) h[i] = tensor_header(&list->t[i], "", st_of_size(sizeof(wide)));
     StWriter *w = st_create(path, h, list->n);
     for (int i = 0; i < list->n; i++) {
         const Tensor *t = &list->t[i];
         size_t n = piece_elements(t->piece);
-        if (t->param->owner == OWNER_STATE) append_device(w, s->d, param_state(s->ps, t->param) + t->at, sizeof(wide), n);
-        else append_device(w, s->d, param_w(s->ps, t->param) + t->at, sizeof(real), n);
+        const wide *whole = t->param->owner == OWNER_STATE ? param_state(s->ps, t->param) : s->opt ? optimizer_master(s->opt, t->param) : NULL;
+        if (whole) append_wide(w, s->d, whole + t->at, n);
+        else append_real(w, s->d, param_w(s->ps, t->param) + t->at, n);
     }
     st_finish(w);
     for (int i = 0; i < list->n; i++) free(h[i].name);
@@ -149,7 +163,7 @@ static void write_optimizer(const Snapshot *s, const char *path, const Tensors *
     for (int i = 0; i < list->n; i++) {
         const Tensor *t = &list->t[i];
         const wide *mv[2] = {optimizer_m(s->opt, t->param), optimizer_v(s->opt, t->param)};
-        for (int k = 0; k < 2 && mv[0]; k++) append_device(w, s->d, mv[k] + t->at, sizeof(wide), piece_elements(t->piece));
+        for (int k = 0; k < 2 && mv[0]; k++) append_wide(w, s->d, mv[k] + t->at, piece_elements(t->piece));
     }
     st_finish(w);
     for (int i = 0; i < n; i++) free(h[i].name);
@@ -170,8 +184,7 @@ static void write_index(const Snapshot *s, const char *dir, const char *base, in
                     char *plain = tensor_name(&p->pieces[k], p->layer, u), *name = str_format("%s%s", plain, optimizer ? moments[j] : "");
                     char *file = file_name(base, p->owner == OWNER_EXPERT ? u / p->n_experts : 0, n_files);
                     json_object_set_new(map, name, json_string(file));
-                    size_t bytes = optimizer || p->owner == OWNER_STATE ? sizeof(wide) : sizeof(real);
-                    total += (int64_t)(piece_elements(&p->pieces[k]) * bytes);
+                    total += (int64_t)(piece_elements(&p->pieces[k]) * sizeof(wide));
                     free(plain), free(name), free(file);
                 }
     }

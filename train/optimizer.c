@@ -3,8 +3,15 @@
 Optimizer optimizer_init(Dev *d, const Params *ps, const Options *o) {
     Optimizer opt = {.kind = o->optimizer, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .decay = o->weight_decay, .clip = o->clip};
     opt.factor = dev_alloc(d, sizeof(wide), "clip factor");
-    if (opt.kind == OPTIMIZER_SGD) return opt;
+    opt.update = dev_alloc(d, 2 * sizeof(Update), "settings of the update");
     size_t repl = ps->n_repl * sizeof(wide), expert = ps->n_expert * sizeof(wide);
+    if (sizeof(real) < sizeof(wide)) {
+        opt.repl_master = dev_alloc(d, repl, "master weights");
+        opt.expert_master = dev_alloc(d, expert, "master weights of experts");
+        dev_widen(d, opt.repl_master, ps->repl_w, ps->n_repl);
+        dev_widen(d, opt.expert_master, ps->expert_w, ps->n_expert);
+    }
+    if (opt.kind == OPTIMIZER_SGD) return opt;
     opt.repl_m = dev_alloc(d, repl, "first moments");
     opt.repl_v = dev_alloc(d, repl, "second moments");
     opt.expert_m = dev_alloc(d, expert, "first moments of experts");
@@ -24,15 +31,24 @@ static wide *moment(wide *repl, wide *expert, const Param *p) {
 
 wide *optimizer_m(const Optimizer *opt, const Param *p) { return moment(opt->repl_m, opt->expert_m, p); }
 wide *optimizer_v(const Optimizer *opt, const Param *p) { return moment(opt->repl_v, opt->expert_v, p); }
+wide *optimizer_master(const Optimizer *opt, const Param *p) { return moment(opt->repl_master, opt->expert_master, p); }
 
-void optimizer_step(Optimizer *opt, Dev *d, const Params *ps, const double *sumsq, double lr, int64_t step) {
+void optimizer_set(Optimizer *opt, Dev *d, double lr, int64_t step) {
+    Update u[2];
+    for (int i = 0; i < 2; i++)
+        u[i] = (Update){.lr = lr, .beta1 = opt->beta1, .beta2 = opt->beta2, .eps = opt->eps, .decay = i ? opt->decay : 0, .step = step};
+    dev_upload(d, opt->update, u, sizeof u);
+}
+
+void optimizer_step(Optimizer *opt, Dev *d, const Params *ps, const double *sumsq) {
     dev_clip_factor(d, opt->factor, sumsq, opt->clip);
     for (int i = 0; i < ps->n; i++) {
         const Param *p = &ps->p[i];
         if (p->owner == OWNER_STATE || p->n == 0) continue;
-        double decay = p->decay ? opt->decay : 0;
-        AdamW adam = {.lr = lr, .beta1 = opt->beta1, .beta2 = opt->beta2, .eps = opt->eps, .decay = decay, .step = step};
-        if (opt->kind == OPTIMIZER_SGD) dev_sgd(d, param_w(ps, p), param_g(ps, p), opt->factor, p->n, lr, decay);
-        else dev_adamw(d, param_w(ps, p), optimizer_m(opt, p), optimizer_v(opt, p), param_g(ps, p), opt->factor, p->n, adam);
+        const Update *u = opt->update + (p->decay != 0);
+        real *w = param_w(ps, p);
+        wide *master = optimizer_master(opt, p), *g = param_g(ps, p);
+        if (opt->kind == OPTIMIZER_SGD) dev_sgd(d, w, master, g, opt->factor, p->n, u);
+        else dev_adamw(d, w, master, optimizer_m(opt, p), optimizer_v(opt, p), g, opt->factor, p->n, u);
     }
 }

@@ -130,15 +130,20 @@ static Source find_one(const Set *s, const Tensor *w, const char *suffix, int E,
     return src;
 }
 
-static void upload(Dev *d, void *dst, size_t elem, const Source *s, size_t n) {
-    char *buffer = host_alloc((n < CHUNK ? n : CHUNK) * elem);
+// Either may be NULL: the elements in full width, and rounded to what products read
+static void upload(Dev *d, wide *whole, real *rounded, const Source *s, size_t n) {
+    size_t most = n < CHUNK ? n : CHUNK;
+    wide *buffer = host_alloc(most * sizeof(wide));
+    real *raw = host_alloc(most * sizeof(real));
     for (size_t at = 0; at < n;) {
         size_t part = n - at < CHUNK ? n - at : CHUNK;
-        st_read(buffer, st_of_size(elem), s->file, s->t, s->first + (int64_t)at, (int64_t)part);
-        dev_upload(d, (char *)dst + at * elem, buffer, part * elem);
+        st_read(buffer, st_of_size(sizeof(wide)), s->file, s->t, s->first + (int64_t)at, (int64_t)part);
+        for (size_t i = 0; i < part; i++) raw[i] = real_of(buffer[i]);
+        if (whole) dev_upload(d, whole + at, buffer, part * sizeof(wide));
+        if (rounded) dev_upload(d, rounded + at, raw, part * sizeof(real));
         at += part;
     }
-    free(buffer);
+    free(buffer), free(raw);
 }
 
 // "a, b, c and 12 more"
@@ -179,10 +184,10 @@ static void check_extra(const Set *s, json_t *used) {
     CHECK_DATA(extra.n == 0, "%s: the model has no tensor %s (hint: does config.json belong to these files?)", s->where, names_text(&extra));
 }
 
-static void *target(const Params *ps, const Optimizer *opt, int moment, const Param *p) {
+static wide *target(const Params *ps, const Optimizer *opt, int moment, const Param *p) {
     if (moment == 1) return optimizer_m(opt, p);
     if (moment == 2) return optimizer_v(opt, p);
-    return p->owner == OWNER_STATE ? (void *)param_state(ps, p) : (void *)param_w(ps, p);
+    return p->owner == OWNER_STATE ? param_state(ps, p) : opt ? optimizer_master(opt, p) : NULL;
 }
 
 // moment: 0 the parameters themselves, 1 and 2 their moments
@@ -192,8 +197,9 @@ static void read_kind(const Set *s, Dev *d, const Params *ps, const Optimizer *o
     Names missing = {0};
     for (int i = 0; i < list.n; i++) {
         const Tensor *w = &list.t[i];
-        char *dst = target(ps, opt, moment, w->param);
-        if (!dst) continue;
+        wide *whole = target(ps, opt, moment, w->param);
+        real *rounded = moment ? NULL : param_w(ps, w->param);
+        if (!whole && !rounded) continue;
         Source src = find_one(s, w, suffixes[moment], E, used);
         if (!src.t) {
             char *name = str_format("%s%s", w->name, suffixes[moment]);
@@ -201,8 +207,8 @@ static void read_kind(const Set *s, Dev *d, const Params *ps, const Optimizer *o
             free(name);
             continue;
         }
-        size_t elem = moment || w->param->owner == OWNER_STATE ? sizeof(wide) : sizeof(real);
-        upload(d, dst + (size_t)w->at * elem, elem, &src, w->piece->cols ? SIZE(w->piece->rows, w->piece->cols) : SIZE(w->piece->rows));
+        upload(d, whole ? whole + w->at : NULL, rounded ? rounded + w->at : NULL, &src,
+               w->piece->cols ? SIZE(w->piece->rows, w->piece->cols) : SIZE(w->piece->rows));
     }
     check_others(s, ps, suffixes[moment], E, &missing, used);
     CHECK_DATA(missing.n == 0, "%s: tensor %s is missing", s->where, names_text(&missing));
@@ -212,7 +218,7 @@ static void read_kind(const Set *s, Dev *d, const Params *ps, const Optimizer *o
 void checkpoint_read(const char *dir, Dev *d, const Params *ps, const ModelConfig *c, const Optimizer *opt) {
     Set s = set_open(dir, "model");
     json_t *used = json_object();
-    read_kind(&s, d, ps, NULL, 0, c->E, used);
+    read_kind(&s, d, ps, opt, 0, c->E, used);
     check_extra(&s, used);
     set_close(&s);
     json_decref(used);

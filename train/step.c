@@ -69,7 +69,8 @@ void trainer_step(Trainer *t, StepStats *s) {
 
     s->lr = schedule_lr(&t->schedule, s->step);
     dev_stage(t->d, STAGE_OPTIMIZER);
-    optimizer_step(&t->opt, t->d, t->ps, sumsq, s->lr, s->step);
+    optimizer_set(&t->opt, t->d, s->lr, s->step);
+    optimizer_step(&t->opt, t->d, t->ps, sumsq);
     if (t->moe && t->c.bias && t->o.bias_rate > 0) moe_update_bias(t->moe, t->o.bias_rate);
     dev_stage(t->d, STAGE_WAIT);
     comm_barrier(t->world); // peers read this rank's experts: not before they are updated

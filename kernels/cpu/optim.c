@@ -20,14 +20,16 @@ DEV_CLONES static void adamw(real *restrict w, wide *restrict m, wide *restrict 
     }
 }
 
-void dev_adamw(Dev *d, real *w, wide *m, wide *v, const wide *g, const wide *factor, size_t n, AdamW o) {
-    CHECK_USAGE(o.step >= 1, "AdamW step %lld, expected 1 for the first update", (long long)o.step);
+void dev_adamw(Dev *d, real *w, wide *master, wide *m, wide *v, const wide *g, const wide *factor, size_t n, const Update *o) {
+    CHECK_USAGE(!master, "an update of master weights, of which this backend has none: it computes with weights of full width");
     dev_enter(d);
-    Step s = {.factor = *factor, .beta1 = o.beta1, .rest1 = 1 - o.beta1, .beta2 = o.beta2, .rest2 = 1 - o.beta2,
-              .unbias1 = 1 / (1 - pow(o.beta1, o.step)), .unbias2 = 1 / (1 - pow(o.beta2, o.step)), .eps = o.eps, .lr = o.lr,
-              .decay = o.decay};
+    CHECK_USAGE(o->step >= 1, "AdamW step %lld, expected 1 for the first update", (long long)o->step);
+    Step s = {.factor = *factor, .beta1 = o->beta1, .rest1 = 1 - o->beta1, .beta2 = o->beta2, .rest2 = 1 - o->beta2,
+              .unbias1 = 1 / (1 - pow(o->beta1, o->step)), .unbias2 = 1 / (1 - pow(o->beta2, o->step)), .eps = o->eps, .lr = o->lr,
+              .decay = o->decay};
 #pragma omp parallel for num_threads(d->threads) if (n > DEV_PARALLEL_MIN) schedule(static)
-    for (size_t i = 0; i < n; i += CHUNK) adamw(w + i, m + i, v + i, g + i, (int)(n - i < CHUNK ? n - i : CHUNK), s);
+    for (size_t i = 0; i < (isfinite(s.factor) ? n : 0); i += CHUNK)
+        adamw(w + i, m + i, v + i, g + i, (int)(n - i < CHUNK ? n - i : CHUNK), s);
     dev_leave(d);
 }
 
@@ -35,17 +37,23 @@ DEV_CLONES static void sgd(real *restrict w, const wide *restrict g, int n, wide
     for (int i = 0; i < n; i++) w[i] -= lr * (factor * g[i] + decay * w[i]);
 }
 
-void dev_sgd(Dev *d, real *w, const wide *g, const wide *factor, size_t n, double lr, double decay) {
+void dev_sgd(Dev *d, real *w, wide *master, const wide *g, const wide *factor, size_t n, const Update *o) {
+    CHECK_USAGE(!master, "an update of master weights, of which this backend has none: it computes with weights of full width");
     dev_enter(d);
+    wide lr = (wide)o->lr, decay = (wide)o->decay;
 #pragma omp parallel for num_threads(d->threads) if (n > DEV_PARALLEL_MIN) schedule(static)
-    for (size_t i = 0; i < n; i += CHUNK) sgd(w + i, g + i, (int)(n - i < CHUNK ? n - i : CHUNK), *factor, (wide)lr, (wide)decay);
+    for (size_t i = 0; i < (isfinite(*factor) ? n : 0); i += CHUNK)
+        sgd(w + i, g + i, (int)(n - i < CHUNK ? n - i : CHUNK), *factor, lr, decay);
     dev_leave(d);
 }
+
+void dev_widen(Dev *d, wide *y, const real *x, size_t n) { dev_copy(d, y, x, n * sizeof(real)); }
+void dev_narrow(Dev *d, real *y, const wide *x, size_t n) { dev_copy(d, y, x, n * sizeof(real)); }
 
 void dev_clip_factor(Dev *d, wide *factor, const double *sumsq, double max_norm) {
     dev_enter(d);
     double norm = sqrt(*sumsq);
-    *factor = (wide)(max_norm > 0 && norm > max_norm ? max_norm / norm : 1);
+    *factor = (wide)(!isfinite(norm) ? NAN : max_norm > 0 && norm > max_norm ? max_norm / norm : 1);
     dev_leave(d);
 }
 
