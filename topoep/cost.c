@@ -119,25 +119,33 @@ static int64_t pico(double seconds, double most, const char *what, const char *w
 static void cost_derive(Cost *c, const Rates *a, const CostModel *m, const char *where) {
     double N = c->N, G = c->G, C = m->C, F = m->F, token_bytes = 4.0 * m->token_bytes * C;
     double copy_bytes = 3 * C * F * (2.0 * m->weight_bytes + m->grad_bytes);
-    double delta = a->dedup && c->N > 1 ? N * (1 - pow(1 - 1 / N, m->K)) / m->K : 1;
+    if (a->dedup && c->N > 1) c->delta = N * (1 - pow(1 - 1 / N, m->K)) / m->K;
     c->pair_compute_ps = pico(18 * C * F / a->flops, 1, "pair_compute_ps", where);
     c->pair_intra_ps = pico(token_bytes / a->intra_bytes_s, 1, "pair_intra_ps", where);
     c->copy_intra_ps = pico(copy_bytes / a->intra_bytes_s, 1e3, "copy_intra_ps", where);
-    c->pair_inter_ps = c->N > 1 ? pico(delta * token_bytes / (a->inter_bytes_s * G), 1, "pair_inter_ps", where) : 0;
+    c->pair_inter_ps = c->N > 1 ? pico(c->delta * token_bytes / (a->inter_bytes_s * G), 1, "pair_inter_ps", where) : 0;
     c->copy_inter_ps = c->N > 1 ? pico(copy_bytes / (a->inter_bytes_s * (a->sliced && !m->one_port ? G : 1)), 1e3, "copy_inter_ps", where) : 0;
 }
 
+// Nodes of R ranks, for a file that names none
+static int cost_nodes(const char *path, int R, int G) {
+    CHECK_USAGE(R > 0 && R % G == 0, "%s names no 'nodes', and %d ranks do not fill nodes of %d (hint: --nodes, a line 'nodes = N', or the number of ranks)",
+                path, R, G);
+    return R / G;
+}
+
 Cost cost_load(const char *path, CostModel m) {
-    Cost c = {.name = "local machine", .N = m.N, .G = m.G, .S = 2, .plan_fixed_ps = LOCAL_FIXED_PS};
+    Cost c = {.name = "local machine", .N = m.N, .G = m.G, .S = 2, .plan_fixed_ps = LOCAL_FIXED_PS, .delta = 1};
     Rates rates = local_rates;
     int kind = KEY_RATES;
     if (path) {
-        int64_t nodes = 0, ranks = 0, slots = 2, sliced = 0, dedup = 0;
+        int64_t nodes = 0, ranks = 0, slots = 2, sliced = 0, dedup = 0, measured = 0;
         const double most = (double)COPY_MAX_PS, most_pair = 1e12; // the latter 1 s
         Key keys[] = {
-            {"nodes", &nodes, NULL, 1, PLAN_MAX_R, KEY_RATES | KEY_COST, 0},
+            {"nodes", &nodes, NULL, 1, PLAN_MAX_R, KEY_OPTIONAL, 0},
             {"ranks_per_node", &ranks, NULL, 1, PLAN_MAX_R, KEY_RATES | KEY_COST, 0},
             {"slots", &slots, NULL, 0, PLAN_MAX_S, KEY_OPTIONAL, 0},
+            {"measured", &measured, NULL, 0, 1, KEY_OPTIONAL, 0},
             {"pair_compute_ps", &c.pair_compute_ps, NULL, 0, most_pair, KEY_COST, 0},
             {"pair_inter_ps", &c.pair_inter_ps, NULL, 0, most_pair, KEY_COST, 0},
             {"pair_intra_ps", &c.pair_intra_ps, NULL, 0, most_pair, KEY_COST, 0},
@@ -153,7 +161,8 @@ Cost cost_load(const char *path, CostModel m) {
             {0},
         };
         kind = file_parse(keys, c.name, sizeof c.name, path);
-        c.N = (int)nodes, c.G = (int)ranks, c.S = (int)slots;
+        c.N = m.nodes ? m.nodes : (int)nodes, c.G = (int)ranks, c.S = (int)slots, c.measured = (int)measured;
+        if (c.N == 0) c.N = cost_nodes(path, m.N * m.G, c.G);
         rates.sliced = (int)sliced, rates.dedup = (int)dedup;
     }
     if (m.slots >= 0) c.S = m.slots;

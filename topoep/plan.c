@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
     t.D = loads_read(argv[2], &t.R, &t.E);
     t.cost = cost_load(argv[1], (CostModel){.C = (int)width, .F = (int)expert_width, .K = (int)topk, .E = t.E, .slots = (int)slots,
                                             .token_bytes = (int)token_bytes, .weight_bytes = (int)weight_bytes, .grad_bytes = (int)grad_bytes,
-                                            .one_port = !t.how.slicing});
+                                            .one_port = !t.how.slicing, .N = t.R, .G = 1});
     const Cost *c = &t.cost;
     CHECK_DATA(c->N * c->G == t.R, "%s has %d nodes of %d ranks, %s %d ranks", argv[1], c->N, c->G, argv[2], t.R);
     cost_check(c, c->N, c->G, t.E);

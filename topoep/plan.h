@@ -20,13 +20,16 @@ typedef struct Cost {
     int64_t copy_intra_ps;   // the same inside a node
     int64_t overlap_permille; // share of the copies' time hidden behind computation
     int64_t plan_fixed_ps;   // charged once if there is any copy
+    double delta;            // share of the pairs that leave a node which crosses by itself: 1, or less with de-duplication (topoep/cost.c)
+    int measured;            // the file says that its figures were measured where it stands for
 } Cost;
 
 // The model's side of the cost, needed when a cluster file gives rates (see cost_load).
 typedef struct CostModel {
     int C, F, K, E;
     int slots;               // S; -1 = as the file says, or 2
-    int N, G;                // the running topology, taken where the file has none (path NULL)
+    int N, G;                // the running topology: both taken without a file, N G / ranks_per_node nodes where a file names none
+    int nodes;               // 0, or so many nodes, whatever the file says
     int token_bytes;         // bytes of one activation element on the wire (2 for bf16, 4 for fp32)
     int weight_bytes, grad_bytes; // of one weight and one weight gradient element
     int one_port;            // copies that cross nodes go through one port, not sliced over all of the node's: a rates file's
