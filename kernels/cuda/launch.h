@@ -52,11 +52,11 @@ template <class... Dims> static inline size_t SIZE(Dims... dims) {
     do {                                                                                                      \
         const dim3 launch_grid_ = grid;                                                                       \
         if (launch_grid_.x && launch_grid_.y && launch_grid_.z)                                               \
-            CUDA_CHECK(emu::launch(#kernel, kernel, launch_grid_, block, smem, stream, ##__VA_ARGS__));         \
+            CUDA_CHECK((cudaError_t)emu::launcher(#kernel, kernel, launch_grid_, block, smem, stream, false)(__VA_ARGS__)); \
     } while (0)
-#define SHARED(T, name, dims)      \
+#define SHARED(T, name, dims)          \
     static const char name##_key_ = 0; \
-    T(&name) dims = *emu::shared_static<T dims>(&name##_key_)
+    auto &name = *emu::shared_static<T dims>(&name##_key_)
 #define DYN_SHARED(T, name) T *name = emu::shared_dynamic<T>()
 #endif
 
