@@ -89,6 +89,7 @@ demo: deps
 	@$(MAKE) --no-print-directory -j2 all
 	@scripts/demo.sh
 test: deps
+	@scripts/deps.sh testbed || echo "the tests that need it will be skipped"
 	@tests/run.sh
 asan: deps
 	@tests/run.sh --asan

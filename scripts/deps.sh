@@ -2,17 +2,18 @@
 # Installs what is missing to build, test and fetch data, with the distribution's package manager; does nothing, and asks
 # nothing of the network, when all is there.
 #
-# usage: scripts/deps.sh [build] [data] [url]     groups of needs; default: build data
+# usage: scripts/deps.sh [build] [data] [url] [testbed]     groups of needs; default: build data
 #   build   compiler, make, Open MPI (not with MPI=0 in the environment), cmocka, jansson
 #   data    perl, to unpack texts from packages
 #   url     curl, to download texts
+#   testbed iproute2, for scripts/testbed
 # Exit status: 0 all is there; 2 something is missing and cannot be installed here: the message says what to do.
 set -eu
 
 for group in "$@"; do
     case $group in
-    build | data | url) ;;
-    *) echo "deps: '$group' is not known, expected build, data or url" >&2; exit 2 ;;
+    build | data | url | testbed) ;;
+    *) echo "deps: '$group' is not known, expected build, data, url or testbed" >&2; exit 2 ;;
     esac
 done
 groups=" ${*:-build data} "
@@ -45,6 +46,7 @@ int main(int argc, char **argv) { return MPI_Init(&argc, &argv); }' $compile $li
 probe_mpirun() { mpirun --version; }
 probe_perl() { perl -MCompress::Zlib -e 1; }
 probe_curl() { curl --version; }
+probe_ip() { ip -V && tc -V; }
 
 # name | group | packages | what it is for
 needs='gcc|build|gcc libc6-dev|C compiler with OpenMP: compiles everything
@@ -54,7 +56,8 @@ cmocka|build|libcmocka-dev|runs the tests
 mpi|build|libopenmpi-dev|Open MPI headers and library: training on several ranks (make MPI=0 does without)
 mpirun|build|openmpi-bin|Open MPI launcher: starts the ranks
 perl|data|perl|perl with Compress::Zlib: unpacks texts from packages
-curl|url|curl|downloads texts'
+curl|url|curl|downloads texts
+ip|testbed|iproute2|ip and tc: nodes with a throttled network between them on one machine'
 
 # Sets `names` and `packages` to what is missing.
 look() {

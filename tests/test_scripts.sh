@@ -119,6 +119,10 @@ fake curl 'exit 0'; mv "$work/bin/curl" "$work/state/curl"
 fake apt-get 'case "$*" in *install*curl*) mv "$state/curl" "${0%/*}/curl" ;; esac'
 run "$deps" url
 status_is 0; calls 'recommends curl'
+fake apt-get 'case "$*" in *install*iproute2*) for t in ip tc; do cp "${0%/*}/make" "${0%/*}/$t"; done ;; esac'
+ln -s "$(command -v cp)" "$work/bin/cp"
+run "$deps" testbed
+status_is 0; calls 'recommends iproute2'
 run "$deps" nonsense
 status_is 2; says "'nonsense' is not known"
 
