@@ -21,7 +21,7 @@ GIT     := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # One short line per file; V=1 shows the commands.
 say = $(if $(V),,@echo '$(1)  $(2)';)
 
-programs = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c kernels/bench.c))
+programs = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c topoep/calibrate.c kernels/bench.c))
 sources  = $(filter-out $(programs:%=%.c),$(wildcard kernels/*.c kernels/cpu/*.c topoep/*.c moe/*.c model/*.c data/*.c train/*.c))
 objects  = $(sources:%.c=$(BUILD)/obj/%.o)
 tests    = $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# scripts/calibrate: the file it writes is one that the tools take, its figures are of this run, bad input is refused.
+set -u
+cd "$(dirname "$0")/.."
+bin=${MOE_BUILD:-build}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+checks=0 faults=0
+ends() { # ends STATUS TEXT COMMAND...: with that status, and says TEXT
+    local want=$1 text=$2 status
+    shift 2
+    checks=$((checks + 1))
+    timeout --kill-after=5 60 "$@" >"$tmp/out" 2>&1 </dev/null
+    status=$?
+    [ $status = "$want" ] && grep -q -- "$text" "$tmp/out" && return
+    faults=$((faults + 1))
+    echo "FAULT: status $status, wanted $want and \"$text\": $*"
+    tail -n 20 "$tmp/out" | sed 's/^/    /'
+}
+figure() { awk -v key="$1" '$1 == key { print $3 }' "$tmp/rates"; }
+is() { # is WHAT AWK-CONDITION
+    checks=$((checks + 1))
+    awk "BEGIN { exit !($2) }" && return
+    faults=$((faults + 1))
+    echo "FAULT: $1: not $2"
+}
+
+small="--seconds 0.1 --width 32 --expert-width 48 --tokens 256"
+ends 0 "wrote" scripts/calibrate --ranks 2 --out "$tmp/rates" $small --nodes 2 --name here
+for key in nodes:2 ranks_per_node:1 slots:2 sliced:1 dedup:0 overlap_permille:0; do is "$key" "\"$(figure "${key%:*}")\" == ${key#*:}"; done
+is name "\"$(figure name)\" == \"here\""
+# no machine of today is outside of these, and no figure is another's
+is flops "$(figure flops) > 1e8 && $(figure flops) < 1e15"
+is inter "$(figure inter_bytes_s) > 1e6 && $(figure inter_bytes_s) < 1e12"
+is intra "$(figure intra_bytes_s) > 1e7 && $(figure intra_bytes_s) < 1e13"
+is fixed "$(figure plan_fixed_ps) > 1e5 && $(figure plan_fixed_ps) < 1e12"
+printf 'ranks 2 experts 4\n300 20 10 5\n200 10 0 1\n' >"$tmp/loads"
+ends 0 "topoep" "$bin/plan" "$tmp/rates" "$tmp/loads" --width 32 --expert-width 48 --topk 2
+cat */*.h >"$tmp/text"
+"$bin/prepare" --out "$tmp/data" "$tmp/text" >/dev/null
+ends 0 "costs: $tmp/rates" "$bin/train" --model demo --data "$tmp/data" --layers 1 --seq 32 --batch 4 --steps 1 --eval-every 0 --save-every -1 --out "$tmp/run" \
+    --virtual-ranks 2 --nodes 2 --cluster "$tmp/rates"
+ends 0 "one node\|inside it" scripts/calibrate --ranks 2 $small --experts 4
+ends 2 "experts on 2 ranks" scripts/calibrate --ranks 2 $small --experts 7
+ends 2 "topk is 9" scripts/calibrate --ranks 2 $small --topk 9
+ends 2 "name is" scripts/calibrate --ranks 2 $small --name "a#b"
+ends 2 "needs a value" scripts/calibrate --out
+
+echo "$checks checks, $faults faults"
+[ $faults = 0 ]
