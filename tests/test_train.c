@@ -437,44 +437,30 @@ static double value(const json_t *lines, int line, const char *key) {
     return json_number_value(v);
 }
 
-// Reads the trace as its header says and nothing else; the demand adds up to what the log counts.
+// The header is the run's, every group has its own demand, and the demand adds up to what the log counts.
 static void check_trace(const char *out, const Run *r) {
-    char *path = path_join(out, "route.bin"), *bytes;
-    size_t n, at = 0;
-    bytes = file_read(path, &n);
-    assert_memory_equal(bytes, "MOEROUTE", 8);
-    int32_t head[17];
-    memcpy(head, bytes + 8, sizeof head);
-    assert_int_equal(head[0], TRACE_ORDER);
-    assert_int_equal(head[1], TRACE_VERSION);
-    int R = head[3], groups = head[6], E = head[7], K = head[8], layers = head[12], micros = head[13], stages = head[16];
-    assert_true(R == r->ep && groups == r->ranks / r->ep && E == EXPERTS && K == TOPK && layers == 2 && micros == BATCH / r->ranks / r->micro);
-    assert_int_equal(head[14], SEQ * r->micro);
-    assert_int_equal(stages, STAGES);
-    int demands = 0, times = 0, differ = 0;
+    char *path = path_join(out, "route.bin");
+    TraceHeader h;
+    TraceRecord a;
+    TraceReader *t = trace_read_open(path, &h);
+    assert_true(h.R == r->ep && h.groups == r->ranks / r->ep && h.E == EXPERTS && h.K == TOPK && h.layers == 2 && h.stages == STAGES);
+    assert_true(h.micros == BATCH / r->ranks / r->micro && h.micro_tokens == SEQ * r->micro && h.elem_bytes == sizeof(real));
+    int demands = 0, times = 0, differ = 0, before[64] = {0}; // the group's before
     int64_t pairs = 0;
-    int32_t before[64] = {0}; // the group's before
-    for (at = (size_t)head[2]; at < n;) {
-        int32_t kind, size;
-        int64_t step;
-        memcpy(&kind, bytes + at, 4), memcpy(&size, bytes + at + 4, 4), memcpy(&step, bytes + at + 8, 8);
-        assert_true(step == 2 || step == 4);
-        int32_t *D = (int32_t *)(void *)(bytes + at + 8 + 56);
-        if (kind == TRACE_DEMAND) {
-            assert_int_equal(size, 56 + 4 * R * E);
-            for (int i = 0; i < R * E; i++) pairs += D[i], differ += D[i] != before[i];
-            memcpy(before, D, SIZE(R, E, 4));
-        }
-        if (kind == TRACE_TIMES) assert_int_equal(size, 16 + 4 * r->ranks * STAGES);
-        demands += kind == TRACE_DEMAND, times += kind == TRACE_TIMES;
-        at += 8 + (size_t)size;
+    while (trace_read(t, &a) != TRACE_END) {
+        assert_true(a.step == 2 || a.step == 4);
+        demands += a.kind == TRACE_DEMAND, times += a.kind == TRACE_TIMES;
+        if (a.kind != TRACE_DEMAND) continue;
+        assert_true(a.plan.pairs_self + a.plan.pairs_node + a.plan.pairs_inter == a.plan.total && a.plan.hash != 0);
+        for (int i = 0; i < h.R * h.E; i++) pairs += a.D[i], differ += a.D[i] != before[i];
+        memcpy(before, a.D, SIZE(h.R, h.E, sizeof(int)));
     }
-    assert_int_equal(at, n);
     assert_int_equal(times, 2);
-    assert_true(differ > demands * R * E / 2); // every group has its own
-    assert_int_equal(demands, 2 * micros * layers * groups);
-    assert_int_equal(pairs, 2 * BATCH * SEQ * TOPK * layers);
-    free(path), free(bytes);
+    assert_true(differ > demands * h.R * h.E / 2); // every group has its own
+    assert_int_equal(demands, 2 * h.micros * h.layers * h.groups);
+    assert_int_equal(pairs, 2 * BATCH * SEQ * TOPK * h.layers);
+    trace_read_close(t);
+    free(path);
 }
 
 // The same run on one rank and on others: the same losses and evaluations within rounding, whatever was left over for a round.
