@@ -21,7 +21,7 @@ GIT     := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # One short line per file; V=1 shows the commands.
 say = $(if $(V),,@echo '$(1)  $(2)';)
 
-programs = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c topoep/calibrate.c kernels/bench.c))
+programs = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c topoep/replay.c topoep/calibrate.c kernels/bench.c))
 sources  = $(filter-out $(programs:%=%.c),$(wildcard kernels/*.c kernels/cpu/*.c topoep/*.c moe/*.c model/*.c data/*.c train/*.c))
 objects  = $(sources:%.c=$(BUILD)/obj/%.o)
 tests    = $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -30,7 +30,7 @@ oracles  = $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/ref/*.c tests/common
 all: $(addprefix $(BUILD)/,$(notdir $(programs)))
 
 help:
-	@echo "make            build/train, build/generate, build/prepare, build/plan (CPU)"
+	@echo "make            build/train, build/generate, build/prepare, build/plan, build/replay (CPU)"
 	@echo "make demo       set up, build, train on four ranks for about 3 minutes, sample"
 	@echo "make test       set up, build, run every test"
 	@echo "make asan       the same tests under the address and undefined-behaviour sanitizers"
