@@ -194,6 +194,7 @@ static void describe(const Rank *r, double flops, double intra, double inter, do
            i->G > 1 ? "the next rank's" : "its own");
     printf("sliced = 1 # a copy between nodes has all of a node's ports: cut over them, or the ranks share one\n");
     printf("dedup = %d # a token going to several experts of another node crosses once\n", (int)r->o->dedup);
+    printf("measured = 1\n");
     printf("overlap_permille = %d # share of the copies' time behind the home experts' computation: given, not measured here\n", (int)r->o->overlap);
     printf("plan_fixed_ps = %.0f # messages of one row and a barrier, three times: weights for forward and backward, gradient\n", fixed * 1e12);
 }

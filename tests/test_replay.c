@@ -1,0 +1,557 @@
+// Replays: the time model against numbers worked out by hand, generated demand's stated properties, trace files whole and damaged,
+// cluster files, timelines; and a recorded run whose plans and byte counts come out as its log has them.
+#include "kernels/check.h"
+#include "kernels/files.h"
+#include "tests/common/child.h"
+#include "topoep/report.h"
+#include "topoep/timeline.h"
+#include <float.h>
+#include <glob.h>
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+// |got - want| <= bound, and ten times the bound away it would not be
+static void close_to(double got, double want, double bound) {
+    if (!(fabs(got - want) <= bound)) fail_msg("%.17g, expected %.17g within %g", got, want, bound);
+    assert_false(fabs(got + 10 * bound - want) <= bound);
+}
+
+// ---- generated demand -----------------------------------------------------------------------------------------------------
+enum { E = 128, K = 8, TOKENS = 2048, PAIRS = TOKENS * K };
+static Demand demand_of(const char *name, int N, int G) {
+    return (Demand){.kind = demand_find(name), .N = N, .G = G, .E = E, .K = K, .tokens = TOKENS, .seed = 5};
+}
+
+static double max_mean(const int *D, int R, int experts) {
+    int64_t most = 0, sum = 0;
+    for (int r = 0; r < R; r++) {
+        int64_t load = 0;
+        for (int i = 0; i < R * experts; i++) load += i % experts / (experts / R) == r ? D[i] : 0;
+        sum += load, most = load > most ? load : most;
+    }
+    return (double)most * R / (double)sum;
+}
+
+static void demand_rows(void **state) { // exact rows, no expert twice for a token, a pure function of what it is given
+    (void)state;
+    uint64_t hash = FNV1A_START;
+    static const int shapes[][5] = {{4, 8, 128, 8, 500}, {1, 2, 4, 4, 7}, {2, 2, 8, 1, 64}, {1, 1, 3, 2, 1}, {2, 3, 6, 6, 33}};
+    for (int kind = 0; demand_kinds[kind].name; kind++)
+        for (int shape = 0; shape < 5; shape++) {
+            const int *v = shapes[shape];
+            Demand d = {.kind = kind, .N = v[0], .G = v[1], .E = v[2], .K = v[3], .tokens = v[4], .seed = 77}, other = d;
+            other.seed++;
+            int R = d.N * d.G, n = R * d.E, differ = 0, *D = host_alloc(SIZE(n, 3, sizeof(int))), *again = D + n, *even = D + 2 * n;
+            demand_make(D, &d, 3, 1);
+            for (int s = 0; s < R; s++) {
+                int64_t row = 0;
+                for (int e = 0; e < d.E; e++) row += D[s * d.E + e];
+                if (strcmp(demand_kinds[kind].name, "ragged") == 0) assert_true(row % d.K == 0 && row <= 2 * d.tokens * d.K);
+                else assert_int_equal(row, d.tokens * d.K);
+                for (int e = 0; e < d.E; e++) assert_true(D[s * d.E + e] >= 0 && D[s * d.E + e] <= row / d.K);
+            }
+            demand_make(again, &d, 3, 1);
+            assert_memory_equal(D, again, SIZE(n, sizeof(int)));
+            demand_make(again, shape ? &d : &other, 3, shape ? 2 : 1); // another seed; another layer
+            for (int i = 0; i < n; i++) differ += D[i] != again[i];
+            assert_true(differ > 0 || d.K == d.E || R == 1);
+            demand_even(even, D, R, d.E);
+            int64_t least = INT64_MAX, most = 0;
+            for (int e = 0; e < d.E; e++) {
+                int64_t column = 0;
+                for (int s = 0; s < R; s++) column += even[s * d.E + e];
+                least = column < least ? column : least, most = column > most ? column : most;
+            }
+            assert_true(most - least <= 1);
+            hash = fnv1a(hash, D, SIZE(n, sizeof(int)));
+            free(D);
+        }
+    assert_int_equal(hash, 0x04b8c24b829bc687ull); // on every machine
+}
+
+// The stated level comes out. Rounding of shares moves it by 2^-20; the sources' own departures from them (0.94 to 1.06 in five steps:
+// deviation 4.4 %, over 32 sources 0.8 %) lift the fullest of eight equally hot ranks by 1.4 deviations in the mean: 1.1 %.
+static double mean_level(const char *name, int N, int G, int level, int layers) {
+    Demand d = demand_of(name, N, G);
+    d.level = level;
+    int R = N * G, *D = host_alloc(SIZE(R, E, sizeof(int)));
+    double sum = 0;
+    for (int i = 0; i < 8; i++) {
+        demand_make(D, &d, i, i % layers);
+        sum += max_mean(D, R, E) / 8;
+    }
+    free(D);
+    return sum;
+}
+
+static void demand_levels(void **state) {
+    (void)state;
+    for (const DemandKind *k = demand_kinds; k->name; k++) {
+        if (!k->level || !strcmp(k->name, "burst") || !strcmp(k->name, "spread") || !strcmp(k->name, "ragged")) continue;
+        double got = mean_level(k->name, k->ranks / 8 + 4 * !k->ranks, 8, 0, 3);
+        print_message("%-12s %.4f at %d ranks\n", k->name, got, k->ranks ? k->ranks : 32);
+        close_to(got, k->level / 1000.0, 0.015 * k->level / 1000.0);
+        close_to(mean_level(k->name, k->ranks / 8 + 4 * !k->ranks, 8, 1500, 3), 1.5, 0.0225);
+    }
+    close_to(mean_level("balanced", 4, 8, 0, 3), 1, 0.015);
+    close_to(mean_level("burst", 4, 8, 0, 1), 1 + 2.0 / 8, 0.02); // one microbatch of eight at 3
+    assert_true(mean_level("hot-experts", 4, 8, 31000, 3) < 5);    // eight experts on as many ranks cannot give more than 4
+}
+
+static void totals(int64_t *of, const int *D, int R) {
+    memset(of, 0, E * sizeof *of);
+    for (int i = 0; i < R * E; i++) of[i % E] += D[i];
+}
+static int by_value(const void *a, const void *b) { return *(const int64_t *)a < *(const int64_t *)b ? -1 : *(const int64_t *)a > *(const int64_t *)b; }
+static double distance(const int64_t *a, const int64_t *b) { // share of the pairs that lie elsewhere
+    double sum = 0, all = 0;
+    for (int e = 0; e < E; e++) sum += fabs((double)(a[e] - b[e])) / 2, all += (double)a[e];
+    return sum / all;
+}
+
+static void demand_shapes(void **state) { // what each kind's name says
+    (void)state;
+    int *D = host_alloc(SIZE(32, E, sizeof(int)));
+    int64_t a[E], b[E], c[E];
+    Demand d = demand_of("hot-rank", 4, 8);
+    demand_make(D, &d, 0, 0), totals(a, D, 32);
+    double hot = max_mean(D, 32, E);
+    d.kind = demand_find("spread");
+    demand_make(D, &d, 0, 0), totals(b, D, 32);
+    assert_true(max_mean(D, 32, E) < hot / 1.8);
+    qsort(a, E, sizeof *a, by_value), qsort(b, E, sizeof *b, by_value);
+    assert_true(distance(a, b) < 0.01); // the same heat
+    d.kind = demand_find("idle");
+    demand_make(D, &d, 0, 0), totals(a, D, 32);
+    int idle = 0, full = 0, empty = 0;
+    for (int e = 0; e < E; e++) idle += a[e] == 0;
+    assert_int_equal(idle, E / 2);
+    d.kind = demand_find("ragged");
+    demand_make(D, &d, 0, 0);
+    for (int s = 0; s < 32; s++) {
+        int64_t row = 0;
+        for (int e = 0; e < E; e++) row += D[s * E + e];
+        empty += row == 0, full += row == 2 * PAIRS;
+    }
+    assert_true(empty > 0 && full > 0 && empty + full < 32);
+    d.kind = demand_find("rotating");
+    demand_make(D, &d, 0, 0), totals(a, D, 32), demand_make(D, &d, 1, 0), totals(b, D, 32), demand_make(D, &d, 16, 0), totals(c, D, 32);
+    assert_true(distance(a, b) > 0.15 && distance(a, c) < 0.01); // once around after 16
+    d.kind = demand_find("drift");
+    demand_make(D, &d, 0, 0), totals(a, D, 32), demand_make(D, &d, 1, 0), totals(b, D, 32), demand_make(D, &d, 64, 0), totals(c, D, 32);
+    assert_true(2 * distance(a, b) < distance(a, c) && distance(a, b) > 0.001);
+    d.kind = demand_find("tastes");
+    demand_make(D, &d, 0, 0);
+    totals(a, D, 8), totals(b, D + 8 * E, 8);
+    assert_true(distance(a, b) > 0.3);
+    free(D);
+}
+
+// ---- the time model ---------------------------------------------------------------------------------------------------------
+// Two nodes of two ranks, an expert each, all of the 80 pairs for expert 0, 20 from every rank; prices of test_plan's example. Without
+// copies: rank 0 computes 80 (800 ps), 40 pairs enter node 0 (160), 60 enter rank 0 (60). The others compute nothing and have their
+// own link (20) or node's ports (160) to wait for: node 0's ranks and node 1's 160 each. Straggler: 800 - 800/4 + 160 - 160 = 600.
+// Counts: C = 2 with 1-byte elements: 8 bytes are 4 ps over the node's ports and 1 ps over a link; an all-gather brings (4-2)*4*4 = 32
+// bytes into a node (16 ps) and 4*4*4 = 64 into a rank (8 ps), without a plan a quarter of it (6 ps); 2 hops of 1 us.
+static const Cost example = {.name = "example", .N = 2, .G = 2, .S = 1, .pair_compute_ps = 10, .pair_inter_ps = 4, .pair_intra_ps = 1, .copy_inter_ps = 30,
+                             .copy_intra_ps = 10, .plan_fixed_ps = 7, .delta = 1};
+static const CostModel example_model = {.C = 2, .F = 5, .K = 1, .E = 4, .token_bytes = 1, .weight_bytes = 2, .grad_bytes = 4};
+
+static void times_example(void **state) {
+    (void)state;
+    int D[16] = {0};
+    for (int s = 0; s < 4; s++) D[s * 4] = 20;
+    TimeModel m = times_model(&example, &example_model, 1, 3);
+    Planner p;
+    planner_open(&p, &example, 4);
+    RankSums sums = times_sums_alloc(4, 2);
+    planner_solve(&p, D, (PlanOptions){.policy = POLICY_NONE, .block = 1}, NULL);
+    times_sums(&sums, D, p.quota, &m);
+    LayerTime t = times_layer(&p.info, &sums, &m, 0, 0);
+    assert_true(t.counts == 2000006 && t.plan == 0 && t.compute == 800 && t.tokens == 160 && t.weights == 0 && t.fixed == 0);
+    assert_int_equal(t.straggler, 600);
+    assert_int_equal(times_total(&t), 2000006 + 960);
+    assert_int_equal(times_rank_compute(&sums, &m, 0), 800);
+    assert_int_equal(times_rank_tokens(&sums, &m, 3), 160);
+    Bytes b = times_bytes(&p.info, &m); // a pair: 4 rows of 2 elements of 1 byte, a weight and its gradient of 4 each
+    assert_true(b.self == 20 * 16 && b.node == 20 * 16 && b.inter == 40 * 16 && b.weights_node == 0 && b.weights_inter == 0);
+    planner_solve(&p, D, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1}, NULL); // a copy everywhere: 10*20 + max(30, 10) + 7
+    times_sums(&sums, D, p.quota, &m);
+    t = times_layer(&p.info, &sums, &m, 1, 1);
+    assert_true(t.counts == 2000024 && t.plan == 3000000 && t.compute == 200 && t.tokens == 0 && t.weights == 30 && t.fixed == 7 && t.straggler == 0);
+    b = times_bytes(&p.info, &m); // one copy crosses, two are made inside: 3 C F (2*2 + 4) bytes each
+    assert_true(b.self == 80 * 16 && b.inter == 0 && b.weights_inter == 240 && b.weights_node == 480);
+    m.cost.delta = 0.5, p.info.pairs_inter = 40;
+    assert_int_equal(times_bytes(&p.info, &m).inter, 20 * 16);
+    times_sums_free(&sums);
+    planner_close(&p);
+}
+
+static void quantiles(void **state) { // the next value at or above
+    (void)state;
+    int64_t ps[] = {4000000000, 1000000000, 3000000000, 2000000000};
+    ReplayRow r = {.n = 4, .layer_ps = ps};
+    assert_true(replay_quantile_ms(&r, 0.5) == 2 && replay_quantile_ms(&r, 0.51) == 3 && replay_quantile_ms(&r, 0.99) == 4 && replay_quantile_ms(&r, 0) == 1);
+    r.n = 0;
+    assert_true(isnan(replay_quantile_ms(&r, 0.5)));
+}
+
+static Replay replay_of(const char *kind, const Cost *c, const CostModel *m, int layers, int steps, ReplaySeen seen, void *to) {
+    Demand d = {.kind = demand_find(kind), .N = c->N, .G = c->G, .E = m->E, .K = m->K, .tokens = TOKENS, .seed = 3};
+    int rows[REPLAY_ROWS];
+    for (int i = 0; i < REPLAY_ROWS; i++) rows[i] = 1;
+    TimeModel t = times_model(c, m, 10, 70);
+    Source s;
+    Replay a;
+    source_generate(&s, &d, layers, steps);
+    replay_run(&a, &s, &t, (PlanOptions){.block = 1}, rows, seen, to);
+    source_close(&s);
+    return a;
+}
+
+// The parts are the whole; TopoEP is below every other policy but for planning; without a price on traffic nobody passes the ceiling
+static void conservation(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"balanced", "zipf", "hot-rank", "ragged", "rotating", "tastes"};
+    const CostModel m = {.C = 2048, .F = 768, .K = K, .E = E, .slots = -1, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4};
+    Cost priced = cost_load("topoep/clusters/h800-4x8.conf", m), free_links = priced;
+    free_links.pair_inter_ps = free_links.pair_intra_ps = 0;
+    for (int k = 0; k < 6; k++)
+        for (int links = 0; links < 2; links++) {
+            const Cost *c = links ? &free_links : &priced;
+            Replay a = replay_of(kinds[k], c, &m, 2, 3, NULL, NULL);
+            double other = report_other_ms(&a, 0.25), ceiling = replay_step_ms(&a, REPLAY_UNIFORM);
+            close_to(other / (other + ceiling), 0.25, 1e-12);
+            for (int row = 0; row < REPLAY_ROWS; row++) {
+                ReportRow x = report_row(&a, row, other);
+                assert_true(a.row[row].n == 6 && a.steps == 3);
+                double parts = x.compute_ms + x.tokens_ms + x.weights_ms + x.planning_ms;
+                close_to(parts, x.layer_ms, 8 * DBL_EPSILON * x.layer_ms); // six roundings
+                close_to(x.moe_ms, 2 * x.layer_ms, 8 * DBL_EPSILON * x.moe_ms);
+                close_to(x.speedup * x.step_ms, replay_step_ms(&a, POLICY_NONE) + other, 8 * DBL_EPSILON * x.step_ms * x.speedup);
+                const Bytes *b = &a.row[row].bytes, *home = &a.row[POLICY_NONE].bytes; // every pair lies somewhere
+                close_to((double)(b->self + b->node) + (double)b->inter / c->delta, (double)(home->self + home->node) + (double)home->inter / c->delta, 6 / c->delta);
+                assert_true(x.straggler_ms >= 0 && x.straggler_ms <= x.compute_ms + x.tokens_ms && x.p50_ms <= x.p99_ms);
+                assert_true(a.row[row].sum.compute >= a.row[REPLAY_UNIFORM].sum.compute);
+                if (links) assert_true(x.ceiling <= 1);
+                const LayerTime *t = &a.row[row].sum, *best = &a.row[POLICY_TOPOEP].sum;
+                if (row != REPLAY_UNIFORM)
+                    assert_true(best->compute + best->tokens + best->weights + best->fixed <= t->compute + t->tokens + t->weights + t->fixed);
+            }
+            replay_free(&a);
+        }
+}
+
+// eplb plans by its past alone: nothing to go by in the first step, and what it does in the second is what it does whatever comes then
+static void eplb_past(void **state) {
+    (void)state;
+    const CostModel m = {.C = 2048, .F = 768, .K = K, .E = E, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4};
+    Cost c = cost_load("topoep/clusters/h800-4x8.conf", (CostModel){.C = 2048, .F = 768, .K = K, .slots = 2, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4});
+    Replay one = replay_of("hot-rank", &c, &m, 1, 1, NULL, NULL), many = replay_of("hot-rank", &c, &m, 1, 4, NULL, NULL);
+    Replay lost = replay_of("rotating", &c, &m, 1, 4, NULL, NULL);
+    assert_true(one.row[POLICY_EPLB].copies == 0 && many.row[POLICY_EPLB].copies > 0);
+    assert_true(many.row[POLICY_EPLB].after < 0.7 * many.row[POLICY_EPLB].before); // a hot spot that stays is met
+    assert_true(lost.row[POLICY_EPLB].after > 0.8 * lost.row[POLICY_EPLB].before);  // one that moves on is not
+    replay_free(&one), replay_free(&many), replay_free(&lost);
+}
+
+// ---- the timeline -------------------------------------------------------------------------------------------------------------
+static void timeline(void **state) { // valid JSON; a rank's events do not overlap and add up to the step
+    (void)state;
+    char *dir = temp_dir(), *path = path_join(dir, "line.json");
+    const CostModel m = {.C = 2048, .F = 768, .K = K, .E = E, .slots = -1, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4};
+    Cost c = cost_load("topoep/clusters/h800-4x8.conf", m);
+    TimeModel t = times_model(&c, &m, 10, 70);
+    Timeline *l = timeline_open(path, &t, &m, POLICY_TOPOEP);
+    Replay a = replay_of("zipf", &c, &m, 3, 2, timeline_see, l), first = replay_of("zipf", &c, &m, 3, 1, NULL, NULL);
+    timeline_close(l, 5);
+    char *text = file_read(path, NULL);
+    json_t *j = json_loads(text, 0, NULL), *event;
+    assert_non_null(j);
+    double end[32] = {0}, busy[32] = {0}, wait[32] = {0}, step_us = 1e3 * (5 + replay_step_ms(&first, POLICY_TOPOEP));
+    size_t i;
+    json_array_foreach(json_object_get(j, "traceEvents"), i, event) {
+        if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0) continue;
+        int r = (int)json_integer_value(json_object_get(event, "tid"));
+        double ts = json_number_value(json_object_get(event, "ts")), us = json_number_value(json_object_get(event, "dur"));
+        assert_true(r >= 0 && r < 32 && us > 0 && json_integer_value(json_object_get(event, "pid")) == r / 8);
+        close_to(ts, end[r], 1e-5); // one after the other, to a picosecond's rounding
+        end[r] = ts + us;
+        *(strcmp(json_string_value(json_object_get(event, "name")), "wait") ? &busy[r] : &wait[r]) += us;
+    }
+    double idle = 0;
+    for (int r = 0; r < 32; r++) {
+        close_to(busy[r] + wait[r], step_us, 1e-5 * step_us);
+        idle += wait[r] / 32;
+    }
+    close_to(idle, 1e-6 * (double)first.row[POLICY_TOPOEP].sum.straggler, 1e-3 * idle); // what ranks wait is the straggler time
+    json_decref(j);
+    free(text), free(path);
+    replay_free(&a), replay_free(&first);
+    temp_remove(dir);
+}
+
+// ---- cluster files ----------------------------------------------------------------------------------------------------------
+static void clusters(void **state) { // all that are shipped load, for one node and for many; figures against the formulas
+    (void)state;
+    glob_t g;
+    assert_int_equal(glob("topoep/clusters/*.conf", 0, NULL, &g), 0);
+    assert_true(g.gl_pathc >= 6);
+    for (size_t i = 0; i < g.gl_pathc; i++)
+        for (int nodes = 1; nodes <= 32; nodes *= 2) {
+            CostModel m = {.C = 4096, .F = 1408, .K = 8, .E = 128, .slots = -1, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4, .nodes = nodes};
+            Cost c = cost_load(g.gl_pathv[i], m);
+            assert_true(c.N == nodes && c.G > 0 && c.pair_compute_ps > 0 && c.pair_intra_ps > 0 && c.copy_intra_ps > 0 && c.S > 0);
+            assert_true(nodes == 1 ? c.pair_inter_ps == 0 && c.delta == 1 : c.pair_inter_ps > 0 && c.delta <= 1 && c.copy_inter_ps > 0);
+        }
+    globfree(&g);
+    // 18 C F / 500e12; 8 C / 380e9; delta 8 C / (45e9 * 8) with delta = 2 (1 - 2^-8) / 8
+    CostModel m = {.C = 4096, .F = 1408, .K = 8, .E = 128, .slots = -1, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4, .N = 2, .G = 8};
+    Cost c = cost_load("topoep/clusters/h100.conf", m); // as many nodes as 16 ranks fill
+    assert_int_equal(c.N, 2);
+    assert_int_equal(c.pair_compute_ps, 207618);
+    assert_int_equal(c.pair_intra_ps, 86232);
+    assert_int_equal(c.pair_inter_ps, 22667);
+    close_to(c.delta, 255.0 / 1024, 1e-15);
+    assert_int_equal(c.measured, 0);
+}
+
+static void no_nodes(void *arg) {
+    cost_load(arg, (CostModel){.C = 64, .F = 64, .K = 1, .N = 3, .G = 4, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4});
+}
+static void nodes_refused(void **state) {
+    (void)state;
+    Child c = child_call(no_nodes, "topoep/clusters/h100.conf");
+    assert_int_equal(c.status, STATUS_USAGE);
+    assert_non_null(strstr(c.out, "12 ranks do not fill nodes of 8"));
+}
+
+// ---- trace files --------------------------------------------------------------------------------------------------------------
+enum { STEPS = 2, TRACE_E = 4 };
+static const TraceHeader header = {.R = 2, .N = 1, .G = 2, .groups = 2, .E = TRACE_E, .K = 2, .S = 1, .C = 16, .F = 8, .shared = 8, .layers = 2, .micros = 1,
+                                   .micro_tokens = 10, .elem_bytes = 4, .grad_bytes = 4, .stages = 2, .policy = "topoep", .cost = "somewhere",
+                                   .stage = {"experts", "other"}};
+static int pairs_at(int i, int e) { return i * 10 + e; }
+static PlanInfo info_at(int i) {
+    return (PlanInfo){.copies = i + 1, .max_load_before = i + 2, .max_load = i + 3, .cost_ps = (int64_t)5 << 40, .identity_ps = (int64_t)6 << 40,
+                      .pairs_self = i + 4, .pairs_node = i + 5, .pairs_inter = i + 6, .inter_copies = i, .node_copies = 2, .hash = 0xFEDCBA9876543210u + (unsigned)i};
+}
+
+static void write_trace(const char *path) {
+    FILE *f = fopen(path, "wb");
+    trace_write_header(f, path, &header);
+    for (int i = 0; i < STEPS * 4; i++) {
+        int D[2 * TRACE_E];
+        for (int e = 0; e < 2 * TRACE_E; e++) D[e] = pairs_at(i, e);
+        trace_write(f, path, &header, &(TraceRecord){.kind = TRACE_DEMAND, .step = 5 + i / 4, .group = i % 4 / 2, .layer = i % 2, .plan = info_at(i), .D = D});
+        if (i % 4 == 3) trace_write(f, path, &header, &(TraceRecord){.kind = TRACE_TIMES, .step = 5 + i / 4, .ranks = 4, .ms = (float[]){1, 2, 3, 4, 5, 6, 7, 8.5f}});
+    }
+    fclose(f);
+}
+
+static int read_records(const char *path) { // how many there are; each as it was written
+    TraceHeader h;
+    TraceRecord r;
+    TraceReader *t = trace_read_open(path, &h);
+    assert_memory_equal(&h, &header, sizeof h);
+    int n = 0, demands = 0;
+    for (; trace_read(t, &r) != TRACE_END; n++) {
+        if (r.kind == TRACE_TIMES) {
+            assert_true(r.ranks == 4 && r.ms[0] == 1 && r.ms[7] == 8.5f && demands % 4 == 0);
+            continue;
+        }
+        PlanInfo want = info_at(demands);
+        want.inter_copies += want.node_copies, want.node_copies = 0;
+        for (int e = 0; e < 2 * TRACE_E; e++) assert_int_equal(r.D[e], pairs_at(demands, e)), want.total += r.D[e];
+        assert_memory_equal(&r.plan, &want, sizeof want);
+        assert_true(r.step == 5 + demands / 4 && r.group == demands % 4 / 2 && r.layer == demands % 2 && r.micro == 0);
+        demands++;
+    }
+    trace_read_close(t);
+    return n;
+}
+
+static void read_arg(void *path) { read_records(path); }
+
+static void trace_damage(void **state) { // cut anywhere: whole records are read; damaged: told, with status 3, never a crash
+    (void)state;
+    char *dir = temp_dir(), *path = path_join(dir, "a.bin"), *cut = path_join(dir, "b.bin");
+    write_trace(path);
+    size_t n;
+    char *bytes = file_read(path, &n);
+    enum { HEAD = 8 + 12 + 4 * 16 + 32 + 64 + 2 * 16, RECORD = 8 + 96 + 4 * 2 * TRACE_E, TIMES = 8 + 16 + 4 * 8 };
+    assert_int_equal(n, HEAD + 8 * RECORD + 2 * TIMES);
+    assert_int_equal(read_records(path), 10);
+    for (size_t keep = HEAD; keep < n; keep += 13) {
+        file_write(cut, bytes, keep);
+        size_t left = keep - HEAD, steps = left / (4 * RECORD + TIMES), rest = left % (4 * RECORD + TIMES) / RECORD;
+        assert_int_equal(read_records(cut), 5 * steps + (rest < 4 ? rest : 4));
+    }
+    static const struct {
+        size_t at;
+        int value;
+        const char *says;
+    } bad[] = {{0, 'X', "is no trace"}, {8, 7, "byte order"}, {12, 9, "of version"}, {16, 1, "a header of"}, {20, 3, "3 ranks = 1 nodes of 2"},
+               {36, 5, "5 experts"}, {40, 0, "0 per token"}, {80, 0, "0 stages"}, {72, 0, "0 and 4 bytes"}, {HEAD, 3, "of kind 3"}, {HEAD + 4, 1, "a record of 1 bytes"},
+               {HEAD + 16, 1, "microbatch 1"}, {HEAD + 24, 2, "layer 2"}, {HEAD + 8 + 96 + 3, 255, "pairs of source 0"},
+               {HEAD + 4 * RECORD + 16, 5, "times of 5 ranks"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char *copy = host_alloc(n);
+        memcpy(copy, bytes, n);
+        copy[bad[i].at] = (char)bad[i].value;
+        file_write(cut, copy, n);
+        Child c = child_call(read_arg, cut);
+        if (c.status != STATUS_DATA || !strstr(c.out, bad[i].says)) fail_msg("byte %zu: status %d, \"%s\", expected \"%s\"", bad[i].at, c.status, c.out, bad[i].says);
+        free(copy);
+    }
+    for (size_t keep = 0; keep < HEAD; keep += 20) { // no whole header
+        file_write(cut, bytes, keep);
+        Child c = child_call(read_arg, cut);
+        assert_int_equal(c.status, STATUS_DATA);
+    }
+    free(bytes), free(path), free(cut);
+    temp_remove(dir);
+}
+
+static void trace_reshaped(void **state) { // on twice the ranks, on half, with other tokens: no pair is lost but by rounding
+    (void)state;
+    char *dir = temp_dir(), *path = path_join(dir, "a.bin");
+    write_trace(path);
+    static const int ranks[] = {2, 4, 1, 2, 4}, tokens[] = {0, 5, 0, 25, 10};
+    for (int k = 0; k < 5; k++) {
+        Source s;
+        Sample a;
+        int n = 0;
+        source_trace(&s, path, ranks[k], tokens[k]);
+        double share = (double)(tokens[k] ? tokens[k] : 10) * ranks[k] / 20;
+        while (source_next(&s, &a)) {
+            if (a.kind != TRACE_DEMAND) continue;
+            int64_t sum = 0, want = 0;
+            for (int e = 0; e < 2 * TRACE_E; e++) want += pairs_at(n, e);
+            for (int i = 0; i < s.R * TRACE_E; i++) assert_true(a.D[i] >= 0), sum += a.D[i];
+            close_to((double)sum, share * (double)want, share == 1 ? 1e-9 : ranks[k]); // each source rounds its sum down
+            assert_true((a.recorded != NULL) == (k == 0));
+            if (k == 0) assert_int_equal(a.recorded->hash, info_at(n).hash);
+            n++;
+        }
+        assert_int_equal(n, 8);
+        source_close(&s);
+    }
+    free(path);
+    temp_remove(dir);
+}
+
+// ---- the program, and a recorded run --------------------------------------------------------------------------------------------
+static double sum_of_log(const char *dir, const char *key) {
+    char *path = path_join(dir, "log.jsonl"), *text = file_read(path, NULL), *rest = text;
+    double sum = 0;
+    for (char *line; (line = strsep(&rest, "\n"));) {
+        json_t *j = json_loads(line, 0, NULL);
+        sum += json_number_value(json_object_get(j, key)); // 0 in the header
+        json_decref(j);
+    }
+    free(path), free(text);
+    return sum;
+}
+
+static json_t *row_named(json_t *report, const char *name) {
+    size_t i;
+    json_t *row;
+    json_array_foreach(json_object_get(report, "policies"), i, row)
+        if (strcmp(json_string_value(json_object_get(row, "policy")), name) == 0) return row;
+    fail_msg("no row %s", name);
+    return NULL;
+}
+static double number_of(json_t *row, const char *key) { return json_number_value(json_object_get(row, key)); }
+
+static void recorded_run(void **state) {
+    (void)state;
+    char *dir = temp_dir(), *train = program_path("train"), *prepare = program_path("prepare"), *replay = program_path("replay");
+    char *text = path_join(dir, "text"), *route = path_join(dir, "run/route.bin"), *sources = file_read("topoep/solve.h", NULL);
+    FILE *f = fopen(text, "w");
+    for (int i = 0; i < 8; i++) fputs(sources, f);
+    fclose(f);
+    // copies are cheap in this cluster, so that plans have some
+    char *conf = path_join(dir, "cheap.conf");
+    const char cheap[] = "name = cheap\nnodes = 2\nranks_per_node = 2\npair_compute_ps = 1000000\npair_inter_ps = 100000\npair_intra_ps = 50000\n"
+                         "copy_inter_ps = 100000\ncopy_intra_ps = 50000\noverlap_permille = 0\nplan_fixed_ps = 1\n";
+    file_write(conf, cheap, sizeof cheap - 1);
+    char *run = str_format("%s --out %s/data %s && %s --data %s/data --out %s/run --cluster %s --virtual-ranks 4 --nodes 2 --layers 2 --width 32 --heads 2 "
+                           "--kv-heads 1 --head-size 16 --experts 8 --topk 2 --expert-width 24 --seq 32 --batch 8 --micro-batch 1 --router-skew 1 --steps 4 "
+                           "--trace-every 1 --eval-every 0 --sample-every 0", prepare, dir, text, train, dir, dir, conf);
+    Child c = child_shell(run, NULL, 0);
+    if (c.status) fail_msg("%s", c.out);
+    char *command = str_format("%s %s %s --json", replay, route, conf);
+    c = child_shell(command, NULL, 0);
+    if (c.status) fail_msg("%s", c.out);
+    json_t *report = json_loads(c.out, 0, NULL);
+    assert_non_null(report);
+    json_t *row = row_named(report, "topoep");
+    {
+        char *out = path_join(dir, "run");
+        double steps = 4;
+        assert_true(number_of(row, "recorded") == 4 * 2 * 2 && number_of(row, "same_plans") == 16 && number_of(row, "same_pairs") == 16);
+        assert_true(number_of(row, "copies") == sum_of_log(out, "copies") && number_of(row, "copies") > 0);
+        close_to(number_of(row, "mb_node"), sum_of_log(out, "bytes_node") / 1e6 / steps, 1e-9); // the JSON's decimals, not a byte
+        close_to(number_of(row, "mb_inter"), sum_of_log(out, "bytes_inter") / 1e6 / steps, 1e-9);
+        close_to(number_of(row, "mb_weights_node") + number_of(row, "mb_weights_inter"), sum_of_log(out, "weight_bytes") / 1e6 / steps, 1e-9);
+        close_to(number_of(row, "rank_max_mean_after"), sum_of_log(out, "rank_max_mean_after") / steps, 1e-9);
+        free(out);
+    }
+    assert_true(number_of(report, "measured_moe_step_ms") > 0);
+    json_decref(report);
+    free(command);
+    // one pair moved in the file: that plan is another one
+    size_t n;
+    char *bytes = file_read(route, &n);
+    TraceHeader h;
+    trace_read_close(trace_read_open(route, &h));
+    int32_t *D = (int32_t *)(void *)(bytes + 8 + 12 + 64 + 96 + 16 * h.stages + 8 + 96), from = 0;
+    while (D[from] == 0) from++;
+    D[from]--, D[from ? 0 : 1]++;
+    file_write(route, bytes, n);
+    command = str_format("%s %s %s --balance topoep --json", replay, route, conf);
+    c = child_shell(command, NULL, 0);
+    report = json_loads(c.out, 0, NULL);
+    assert_non_null(report);
+    assert_true(number_of(row_named(report, "topoep"), "same_plans") == 15);
+    json_decref(report);
+    free(command), free(bytes), free(run), free(conf), free(sources), free(route), free(text), free(replay), free(prepare), free(train);
+    temp_remove(dir);
+}
+
+static void refusals(void **state) {
+    (void)state;
+    char *replay = program_path("replay");
+    static const struct {
+        const char *args;
+        int status;
+        const char *says;
+    } bad[] = {{"", STATUS_USAGE, "expected a demand"}, {"nothing-such topoep/clusters/h100.conf", STATUS_USAGE, "no generated demand of that name"},
+               {"zipf", STATUS_USAGE, "needs a cluster file"}, {"zipf topoep/clusters/h100.conf", STATUS_USAGE, "--nodes"},
+               {"zipf topoep/clusters/none.conf", STATUS_DATA, "none.conf"}, {"Makefile topoep/clusters/h100.conf", STATUS_DATA, "is no trace"},
+               {"zipf topoep/clusters/h800-4x8.conf --experts 100", STATUS_USAGE, "100 experts"},
+               {"zipf topoep/clusters/h800-4x8.conf --topk 200", STATUS_USAGE, "200 of 128 experts"},
+               {"zipf topoep/clusters/h800-4x8.conf --tokens 9999999", STATUS_USAGE, "pairs, expected at most"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char *command = str_format("%s %s", replay, bad[i].args);
+        Child c = child_shell(command, NULL, 0);
+        if (c.status != bad[i].status || !strstr(c.out, bad[i].says)) fail_msg("%s: status %d: %s", command, c.status, c.out);
+        free(command);
+    }
+    free(replay);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(demand_rows), cmocka_unit_test(demand_levels), cmocka_unit_test(demand_shapes), cmocka_unit_test(times_example),
+        cmocka_unit_test(quantiles), cmocka_unit_test(conservation), cmocka_unit_test(eplb_past), cmocka_unit_test(timeline),
+        cmocka_unit_test(clusters), cmocka_unit_test(nodes_refused), cmocka_unit_test(trace_damage), cmocka_unit_test(trace_reshaped),
+        cmocka_unit_test(recorded_run), cmocka_unit_test(refusals)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
