@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# scripts/ablate on a tiny grid: the table against the logs, resumption, the report, bad input. Ends with the number of checks.
+set -u
+cd "$(dirname "$0")/.."
+command -v python3 >/dev/null || { echo "python3 is missing" && exit 77; }
+bin=${MOE_BUILD:-build}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+checks=0 faults=0
+fault() {
+    faults=$((faults + 1))
+    echo "FAULT: $*"
+    tail -n 20 "$tmp/out" | sed 's/^/    /'
+}
+ends() { # ends STATUS TEXT COMMAND...: with that status, and says TEXT
+    local want=$1 text=$2 status
+    shift 2
+    checks=$((checks + 1))
+    timeout --kill-after=5 100 "$@" >"$tmp/out" 2>&1 </dev/null
+    status=$?
+    [ $status = "$want" ] && grep -q -- "$text" "$tmp/out" || fault "status $status, wanted $want and \"$text\": $*"
+}
+says() { checks=$((checks + 1)) && grep -q -- "$1" "${2:-$tmp/out}" || fault "\"$1\" is not in ${2:-the output}"; }
+
+cat */*.h >"$tmp/text"
+"$bin/prepare" --out "$tmp/data" "$tmp/text" >/dev/null
+printf '%s\n' 'name = cheap' 'nodes = 1' 'ranks_per_node = 2' 'slots = 2' 'pair_compute_ps = 100' 'pair_inter_ps = 0' 'pair_intra_ps = 10' \
+    'copy_inter_ps = 0' 'copy_intra_ps = 1' 'overlap_permille = 0' 'plan_fixed_ps = 0' >"$tmp/cheap.conf" # so that there are copies
+grid="scripts/ablate balance=none,topoep seeds=2 steps=4 np=2 out=$tmp/abl data=$tmp/data layers=1 width=32 heads=2 kv-heads=1 head-size=16 experts=8
+    topk=2 expert-width=24 seq=32 batch=4 router-skew=1 final-windows=4 cluster=$tmp/cheap.conf"
+
+# ---- bad input: refused before anything runs ---------------------------------------------------------------------------------
+ends 2 "balance=topoe is not known" scripts/ablate balance=none,topoe
+ends 2 "seeds=x" scripts/ablate seeds=x
+ends 2 "not KEY=VALUE" scripts/ablate steps
+ends 2 "'steps' is given twice" scripts/ablate steps=3 steps=4
+ends 2 "'seed' is set by the grid" scripts/ablate seed=3
+ends 2 "one twice" scripts/ablate lr=1,1
+ends 2 "not known" scripts/ablate --stetbed
+ends 2 "own (hint" scripts/ablate --testbed np=4
+ends 2 "leyers" scripts/ablate leyers=3 steps=1 out="$tmp/bad"
+ends 0 "2 balancers x 2 configurations x 3 seeds = 12 runs" scripts/ablate --dry-run lr=1,2 out="$tmp/bad"
+
+# ---- the grid; a run that was killed is done again, a finished one never ------------------------------------------------------------
+ends 0 "4 runs on 2 ranks, 0 of them finished" $grid
+says "\[4/4\]"
+says "not significant\|n\.s\.\|significant difference"
+cp "$tmp/abl/table.csv" "$tmp/first.csv"
+stamp=$(stat -c %Y%i "$tmp/abl/runs/none-seed1/log.jsonl")
+rm "$tmp/abl/runs/topoep-seed2/ablate.json"
+printf '{"step"' >>"$tmp/abl/runs/topoep-seed2/log.jsonl"
+ends 0 "3 of them finished" $grid
+checks=$((checks + 1))
+[ "$stamp" = "$(stat -c %Y%i "$tmp/abl/runs/none-seed1/log.jsonl")" ] || fault "a finished run was done again"
+ends 0 "4 of them finished" $grid
+ends 2 "made with other settings (lr differ)" $grid lr=0.5
+ends 0 "tok/s" $grid --report
+ends 2 "8 runs of the grid are not finished" $grid lr=0.1,0.2 --report
+printf garbage >"$tmp/abl/runs/none-seed1/route.bin"
+ends 2 "no routing trace" $grid
+
+# ---- the numbers: same loss whatever the balancer and the second time; means and differences as in the logs ------------------------
+for f in table.md table.csv report.html loss.svg maxvio.svg time.svg; do checks=$((checks + 1)) && [ -s "$tmp/abl/$f" ] || fault "$f is not there"; done
+says "</html>" "$tmp/abl/report.html"
+checks=$((checks + 1))
+python3 - "$tmp/abl" "$tmp/first.csv" >"$tmp/out" 2>&1 <<'EOP' || fault "the table differs from the logs"
+import csv, json, math, sys, xml.dom.minidom
+out, first = sys.argv[1:]
+logs = {}
+for b in ("none", "topoep"):
+    for s in (1, 2):
+        rows = [json.loads(x) for x in open(f"{out}/runs/{b}-seed{s}/log.jsonl")]
+        assert rows[0]["header"]["flags"]["seed"] == s and rows[0]["header"]["flags"]["balance"] == b
+        logs[b, s] = [r for r in rows if "step" in r]
+        assert [r["step"] for r in logs[b, s]] == [1, 2, 3, 4]
+table = {(r["balance"], int(r["seed"])): r for r in csv.DictReader(open(f"{out}/table.csv"))}
+before = {(r["balance"], int(r["seed"])): r for r in csv.DictReader(open(first))}
+assert set(table) == set(logs)
+speed = {}
+for key, log in logs.items():
+    row = {k: float(v) for k, v in table[key].items() if k not in ("balance", "seed")}
+    near = lambda a, b: abs(a - b) <= 1e-12 * abs(b)
+    assert near(row["val_bits"], log[-1]["val_bits_per_byte"]) and near(row["loss"], sum(x["loss"] for x in log) / 4)
+    assert near(row["maxvio"], sum(x["maxvio"] for x in log) / 4) and row["maxvio_p95"] == max(x["maxvio"] for x in log)
+    assert near(row["tok_s"], speed.setdefault(key, (log[2]["tok_s"] + log[3]["tok_s"]) / 2))
+    assert near(row["weight_mb"], sum(x["weight_bytes"] for x in log) / 4e6)
+    assert float(before[key]["loss"]) == row["loss"], "the same run twice"
+for s in (1, 2):  # fp32, a few steps: rounding only
+    assert logs["none", s][0]["maxvio"] == logs["topoep", s][0]["maxvio"]
+    assert all(abs(a["loss"] - b["loss"]) < 1e-4 for a, b in zip(logs["none", s], logs["topoep", s]))
+assert any(x["copies"] for x in logs["topoep", 1]) and logs["none", 1][3]["loss"] != logs["none", 2][3]["loss"]
+d = [100 * (speed["topoep", s] / speed["none", s] - 1) for s in (1, 2)]
+mean, sd = sum(d) / 2, abs(d[0] - d[1]) / math.sqrt(2)
+line = next(x for x in open(f"{out}/table.md") if x.startswith("| topoep"))
+told = f"{mean:+.1f} % " + ("*" if abs(mean) > 12.706 * sd / math.sqrt(2) else "(n.s.)")
+assert told in line, (told, line)
+for name in ("loss", "maxvio", "time"):
+    xml.dom.minidom.parse(f"{out}/{name}.svg")
+EOP
+
+echo "$checks checks, $faults faults"
+[ $faults = 0 ]
