@@ -112,11 +112,11 @@ def figures(header, steps):
     }
 
 
-# ---- its routing trace (layout: the trace's own header file) -------------------------------------------------------------------
+# ---- its routing trace (layout: topoep/trace_file.h) ------------------------------------------------------------------------
 class Trace:
-    """Demand matrices of FOLDER/route.bin. demand: (step, micro, group, layer) -> (J in ps, rows of R lists of E)"""
+    """Demand matrices of FOLDER/route.bin. demand: (step, micro, group, layer) -> (the plan's hash, rows of R lists of E)"""
 
-    NAMES = "R N G groups E K S C F layers micros micro_tokens elem_bytes n_stages".split()
+    NAMES = "R N G groups E K S C F shared layers micros micro_tokens elem_bytes grad_bytes n_stages".split()
 
     def __init__(self, folder):
         path = os.path.join(folder, "route.bin")
@@ -126,8 +126,8 @@ class Trace:
         if data[:8] != b"MOEROUTE" or len(data) < 20 + 4 * len(self.NAMES):
             raise Fault(f"{path} is no routing trace")
         version, at = struct.unpack_from(order + "2I", data, 12)
-        if version != 1:
-            raise Fault(f"{path} is a trace of version {version}, expected 1")
+        if version != 2:
+            raise Fault(f"{path} is a trace of version {version}, expected 2")
         self.__dict__.update(zip(self.NAMES, struct.unpack_from(f"{order}{len(self.NAMES)}i", data, 20)))
         self.demand, n = {}, self.R * self.E
         while at + 8 <= len(data):
@@ -135,9 +135,9 @@ class Trace:
             if at + 8 + size > len(data):
                 break  # a killed run's half record
             if kind == 1:
-                step, micro, group, layer, _, _, _, cost, _ = struct.unpack_from(order + "q4i4q", data, at + 8)
-                flat = struct.unpack_from(f"{order}{n}i", data, at + 8 + 56)
-                self.demand[step, micro, group, layer] = cost, [flat[s * self.E:(s + 1) * self.E] for s in range(self.R)]
+                step, micro, group, layer = struct.unpack_from(order + "q3i", data, at + 8)
+                plan, *flat = struct.unpack_from(f"{order}Q{n}i", data, at + size - 4 * n)
+                self.demand[step, micro, group, layer] = f"{plan:016x}", [flat[s * self.E:(s + 1) * self.E] for s in range(self.R)]
             at += 8 + size
         self.steps = sorted({k[0] for k in self.demand})
 
@@ -178,7 +178,7 @@ def traffic(header, trace, balance):
         conf, loads = os.path.join(work, "cost.conf"), os.path.join(work, "loads")
         with open(conf, "w") as f:
             f.writelines(f"{k} = {header['cost'][k]}\n" for k in COST_KEYS)
-        for (s, _, _, _), (cost, rows) in sorted(trace.demand.items()):
+        for (s, _, _, _), (ran, rows) in sorted(trace.demand.items()):
             if s != step:
                 continue
             with open(loads, "w") as f:
@@ -188,7 +188,7 @@ def traffic(header, trace, balance):
             if made.returncode:
                 raise Fault(f"build/plan refuses a traced demand matrix: {made.stderr.strip()}")
             plan = json.loads(made.stdout)
-            same &= plan["cost_ps"] == cost
+            same &= plan["hash"] == ran
             for source, _, rank, pairs in plan["flow"]:
                 sums[source][rank] += pairs
     return sums, same

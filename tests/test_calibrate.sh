@@ -31,7 +31,7 @@ for key in nodes:2 ranks_per_node:1 slots:2 sliced:1 dedup:0 overlap_permille:0 
 is name "\"$(figure name)\" == \"here\""
 # no machine of today is outside of these, and no figure is another's
 is flops "$(figure flops) > 1e8 && $(figure flops) < 1e15"
-is inter "$(figure inter_bytes_s) > 1e6 && $(figure inter_bytes_s) < 1e12"
+is inter "$(figure inter_bytes_s) > 1e4 && $(figure inter_bytes_s) < 1e12"
 is intra "$(figure intra_bytes_s) > 1e7 && $(figure intra_bytes_s) < 1e13"
 is fixed "$(figure plan_fixed_ps) > 1e5 && $(figure plan_fixed_ps) < 1e12"
 printf 'ranks 2 experts 4\n300 20 10 5\n200 10 0 1\n' >"$tmp/loads"

@@ -197,7 +197,6 @@ static void describe(const Rank *r, double flops, double intra, double inter, do
     printf("measured = 1\n");
     printf("overlap_permille = %d # share of the copies' time behind the home experts' computation: given, not measured here\n", (int)r->o->overlap);
     printf("plan_fixed_ps = %.0f # messages of one row and a barrier, three times: weights for forward and backward, gradient\n", fixed * 1e12);
-    printf("measured = 1\n");
 }
 
 static void body(Comm *world, void *arg) {
