@@ -40,7 +40,7 @@ static size_t env_size(const char *name, size_t missing) {
 }
 
 static void arena_start() {
-    strict = env_size("EMU_STRICT", 0) != 0;
+    strict |= env_size("EMU_STRICT", 0) != 0;
     arena_file = memfd_create("emu", MFD_CLOEXEC); // a file, so that another process can map it (cudaIpc)
     if (arena_file < 0 || ftruncate(arena_file, (off_t)ARENA)) fail("no file for the device memory");
     void *p = mmap(nullptr, ARENA, PROT_NONE, MAP_SHARED | MAP_NORESERVE, arena_file, 0);
@@ -158,8 +158,18 @@ static_assert(sizeof(Ipc) <= sizeof(cudaIpcMemHandle_t), "a handle holds it");
 
 } // namespace emu
 
-extern "C" {
 using namespace emu;
+
+void emu_strict(bool on) {
+    memory_open();
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        strict = on;
+    }
+    memory_shut();
+}
+
+extern "C" {
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p) {
     std::lock_guard<std::mutex> hold(lock);

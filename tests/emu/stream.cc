@@ -38,20 +38,28 @@ struct Lane_op {
     Op op;
 };
 
-std::mutex lock;
+std::mutex device_lock;
 std::condition_variable news;
 std::vector<EmuStream *> streams;
 EmuStream *null_stream;
 enum Stream_order { LATE, EARLY, STREAMS_RANDOM };
 Stream_order stream_order;
 EmuCounters counters;
-bool running; // the device works: a host function must not call it
 bool moved;   // some work was done
 int global_captures;
 thread_local int own_captures, device_now;
 thread_local cudaError_t last_error;
+thread_local bool works; // this thread runs the device's work
 std::map<const void *, int> shared_allowed;
 enum { SHARED_DEFAULT = 48 << 10, SHARED_LIMIT = 163 << 10 };
+
+struct Hold : std::unique_lock<std::mutex> {
+    static std::mutex &free_lock() {
+        if (works) fail("the device calls itself: a host function of a stream must not use CUDA");
+        return device_lock;
+    }
+    Hold() : std::unique_lock<std::mutex>(free_lock()) {}
+};
 
 double now_ms() {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -120,9 +128,9 @@ bool advance(EmuStream *s) {
     }
     if (op.kind == WORK) {
         if (!s->step) s->step = op.make();
-        running = true;
+        works = true;
         Progress p = s->step();
-        running = false;
+        works = false;
         if (p == BLOCKED) return moved;
     }
     finish(s);
@@ -154,10 +162,9 @@ bool advance_any(EmuStream *wanted) {
     fail("nothing moved for %.0f s:%s (hint: blocks that wait for each other need a resident launch)", seconds, text.c_str());
 }
 
-template <class Done> void wait_until(std::unique_lock<std::mutex> &hold, EmuStream *wanted, Done done) {
+template <class Done> void wait_until(Hold &hold, EmuStream *wanted, Done done) {
     const char *text = getenv("EMU_WAIT");
     double since = now_ms(), patience = text ? atof(text) : 60;
-    if (running) fail("the device calls itself: a host function of a stream must not use CUDA");
     memory_open();
     while (!done()) {
         if (advance_any(wanted)) {
@@ -174,7 +181,7 @@ template <class Done> void wait_until(std::unique_lock<std::mutex> &hold, EmuStr
     news.notify_all();
 }
 
-void wait_stream(std::unique_lock<std::mutex> &hold, EmuStream *s) {
+void wait_stream(Hold &hold, EmuStream *s) {
     uint64_t all = s->tail->recorded;
     counters.synchronisations++;
     wait_until(hold, s, [&] { return s->tail->done >= all; });
@@ -228,14 +235,14 @@ cudaError_t unsafe() {
 namespace emu {
 
 void enqueue(const char *name, void *stream, std::function<Progress()> step) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     // a copy of `step` per run: what it keeps of its progress starts afresh
     cudaError_t e = push(stream_of((cudaStream_t)stream), {WORK, name, [step] { return step; }, nullptr, 0});
     if (e != cudaSuccess) fail("%s: %s", name, cudaGetErrorString(e));
 }
 
 int enqueue_kernel(const char *name, const void *kernel, const Shape &shape, void *stream, Body body) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     const Dim &g = shape.grid, &b = shape.block;
     size_t threads = (size_t)b.x * b.y * b.z;
     auto allowed = shared_allowed.find(kernel);
@@ -258,7 +265,7 @@ int enqueue_kernel(const char *name, const void *kernel, const Shape &shape, voi
 } // namespace emu
 
 EmuCounters emu_counters() {
-    std::lock_guard<std::mutex> hold(lock);
+    Hold hold;
     return counters;
 }
 
@@ -351,7 +358,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize(void) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (cudaError_t e = unsafe()) return report(e);
     counters.synchronisations++;
     wait_until(hold, nullptr, [] {
@@ -364,7 +371,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (cudaError_t e = unsafe()) return report(e);
     counters.allocations++;
     *p = bytes ? memory_take(bytes, device_now) : nullptr;
@@ -373,7 +380,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
 
 // ---- copies ----------------------------------------------------------------------------------------------------------
 static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, EmuStream *s, bool wait) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (!bytes) return cudaSuccess;
     Where w = where(to, bytes, "the target of a copy"), r = where(from, bytes, "the source of a copy");
     bool to_device = w == DEVICE, from_device = r == DEVICE;
@@ -403,7 +410,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     return copy(to, from, bytes, kind, stream_of(nullptr), kind != cudaMemcpyDeviceToDevice);
 }
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (!bytes) return cudaSuccess;
     if (where(p, bytes, "cudaMemset") == HOST) fail("cudaMemset of the host's memory");
     return report(push(stream_of(s), {WORK, "a memset", [=] {
@@ -417,7 +424,7 @@ cudaError_t cudaMemset(void *p, int value, size_t bytes) { return cudaMemsetAsyn
 
 // ---- streams and events ----------------------------------------------------------------------------------------------
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     streams.push_back(*s = stream_new(flags != cudaStreamNonBlocking));
     return cudaSuccess;
 }
@@ -426,7 +433,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) {
 
 // CUDA lets the work go on behind the destroyed stream; here it is done first.
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (!s) return report(cudaErrorInvalidResourceHandle);
     wait_until(hold, s, [&] { return s->queue.empty(); });
     for (size_t i = 0; i < streams.size(); i++)
@@ -437,7 +444,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t given) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     EmuStream *s = stream_of(given);
     if (cudaError_t e = unsafe()) return report(e);
     if (s->capture) {
@@ -448,14 +455,14 @@ cudaError_t cudaStreamSynchronize(cudaStream_t given) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t given) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     EmuStream *s = stream_of(given);
     if (cudaError_t e = unsafe()) return report(e);
     counters.queries++;
     return s->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *arg) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     return report(push(stream_of(s), {WORK, "a host function", [=] {
         return [=] {
             f(arg);
@@ -469,7 +476,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e,
 cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t given) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     EmuStream *s = stream_of(given);
     Point &p = *e->point;
     p.recorded++;
@@ -480,7 +487,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t given) {
 
 // Where the event belongs to a capture, the stream joins it.
 cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t e, unsigned) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     EmuStream *s = stream_of(given);
     Point &p = *e->point;
     if (s->capture && p.captured != s->capture) {
@@ -498,7 +505,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t e, unsigned) {
     return report(push(s, {WAIT, "a wait for an event", nullptr, e->point, p.recorded}));
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (cudaError_t bad = unsafe()) return report(bad);
     if (e->point->captured) return report(cudaErrorStreamCaptureUnsupported);
     uint64_t version = e->point->recorded;
@@ -507,13 +514,13 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (cudaError_t bad = unsafe()) return report(bad);
     counters.queries++;
     return e->point->done >= e->point->recorded ? cudaSuccess : report(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     for (cudaEvent_t e : {from, to}) {
         if (e->flags & cudaEventDisableTiming || !e->point->recorded) return report(cudaErrorInvalidResourceHandle);
         if (e->point->done < e->point->recorded) return report(cudaErrorNotReady);
@@ -524,7 +531,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
 
 // ---- graphs ----------------------------------------------------------------------------------------------------------
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (!s || s->capture) return report(cudaErrorStreamCaptureUnsupported);
     s->capture = new EmuGraph;
     s->capture->mode = mode;
@@ -550,7 +557,7 @@ static bool joined(const EmuGraph *g) {
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     EmuGraph *g = s->capture;
     *out = nullptr;
     if (!g || s->lane != 0) return report(cudaErrorInvalidValue);
@@ -563,7 +570,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
     return report(e); // a graph that failed stays: events may still point to it
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     *status = !s || !s->capture ? cudaStreamCaptureStatusNone : s->capture->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
@@ -603,14 +610,14 @@ static Step graph_run(const EmuGraphExec *x) {
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     counters.graph_launches++;
     return report(push(stream_of(s), {WORK, "a graph", [x] { return graph_run(x); }, nullptr, 0}));
 }
 }
 
 cudaError_t emu_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
-    std::unique_lock<std::mutex> hold(lock);
+    Hold hold;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value > SHARED_LIMIT) return report(cudaErrorInvalidValue);
     shared_allowed[kernel] = value;

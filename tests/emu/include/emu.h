@@ -27,6 +27,7 @@ struct EmuCounters {
 EmuCounters emu_counters();
 void emu_order(const char *order);   // as EMU_ORDER, from here on
 void emu_streams(const char *order); // as EMU_STREAMS
+void emu_strict(bool on);            // as EMU_STRICT
 
 namespace emu {
 
