@@ -209,7 +209,7 @@ static Replay replay_of(const char *kind, const Cost *c, const CostModel *m, int
     Source s;
     Replay a;
     source_generate(&s, &d, layers, steps);
-    replay_run(&a, &s, &t, (PlanOptions){.block = 1}, rows, seen, to);
+    replay_run(&a, &s, &t, (PlanOptions){.block = 1}, rows, 0, seen, to);
     source_close(&s);
     return a;
 }
@@ -525,6 +525,40 @@ static void recorded_run(void **state) {
     temp_remove(dir);
 }
 
+// The Markdown of the studies says what a replay of the same samples says
+static void studies(void **state) {
+    (void)state;
+    char *replay = program_path("replay"), *command = str_format("%s --headline topoep/clusters/h800-4x8.conf --layers 1 --steps 1", replay);
+    Child study = child_shell(command, NULL, 0);
+    free(command);
+    command = str_format("%s deepseek-v3 topoep/clusters/h800-4x8.conf --layers 1 --warm 4 --steps 5 --experts 64 --topk 6 --expert-width 1408 --balance eplb --json", replay);
+    Child c = child_shell(command, NULL, 0);
+    json_t *report = json_loads(c.out, 0, NULL);
+    assert_true(study.status == 0 && report);
+    char *table = strstr(study.out, "### DeepSeek-V2-Lite"), *row = strstr(table, "| eplb |"), *none = strstr(table, "| none |");
+    double before, after, layer, parts[4], step, none_step, gain, other;
+    assert_int_equal(sscanf(row, "| eplb | %lf > %lf | %lf | %lf | %lf | %lf | %lf | %lf | %lf%%", &before, &after, &layer, &parts[0], &parts[1], &parts[2],
+                            &parts[3], &step, &gain), 9);
+    assert_int_equal(sscanf(none, "| none | %*f > %*f | %*f | %*f | %*f | %*f | %*f | %lf", &none_step), 1);
+    assert_int_equal(sscanf(strstr(table, "GFLOP per token, "), "GFLOP per token, %lf", &other), 1);
+    json_t *eplb = row_named(report, "eplb");
+    assert_true(number_of(eplb, "copies") > 0 && number_of(report, "steps") == 1);
+    close_to(layer, number_of(eplb, "layer_ms"), 0.00051); // as printed
+    close_to(after, number_of(eplb, "rank_max_mean_after"), 0.00051);
+    close_to(parts[0] + parts[1] + parts[2] + parts[3], layer, 0.0026);
+    close_to(step, other + 26 * layer, 0.06 + 26 * 0.0005 + 0.05);
+    close_to(gain, 100 * (none_step / step - 1), 0.06 + 100 * 0.1 / step);
+    // by hand: 27 x 13,762,560 of attention, a dense layer of 3 x 2048 x 10944, 26 of shared experts and routers 3 x 2048 x 2816 + 2048 x 64,
+    // the head's 2048 x 102400; 6 FLOPs each, and 3 x 27 x 4096 x 5120 for the scores: 8.31e9 a token, 8192 of them at 400e12 a second
+    close_to(other, 1e3 * 8192 * (6 * (27 * 13762560.0 + 67239936 + 26 * (17301504 + 131072.0) + 209715200) + 1698693120.0) / 400e12, 0.051);
+    json_decref(report);
+    free(command);
+    command = str_format("%s --scale topoep/clusters/h800-4x8.conf --layers 1 --nodes 4", replay);
+    c = child_shell(command, NULL, 0);
+    assert_true(c.status == 0 && strstr(c.out, "| 4 x 8 | 128 | topoep, low |") && strstr(c.out, "1024 tokens on a rank") && !strstr(c.out, "| 8 x 8"));
+    free(command), free(replay);
+}
+
 static void refusals(void **state) {
     (void)state;
     char *replay = program_path("replay");
@@ -533,7 +567,7 @@ static void refusals(void **state) {
         int status;
         const char *says;
     } bad[] = {{"", STATUS_USAGE, "expected a demand"}, {"nothing-such topoep/clusters/h100.conf", STATUS_USAGE, "no generated demand of that name"},
-               {"zipf", STATUS_USAGE, "needs a cluster file"}, {"zipf topoep/clusters/h100.conf", STATUS_USAGE, "--nodes"},
+               {"zipf", STATUS_USAGE, "needs a cluster file"}, {"--headline zipf topoep/clusters/h100.conf", STATUS_USAGE, "expected one: a cluster file"}, {"zipf topoep/clusters/h100.conf", STATUS_USAGE, "--nodes"},
                {"zipf topoep/clusters/none.conf", STATUS_DATA, "none.conf"}, {"Makefile topoep/clusters/h100.conf", STATUS_DATA, "is no trace"},
                {"zipf topoep/clusters/h800-4x8.conf --experts 100", STATUS_USAGE, "100 experts"},
                {"zipf topoep/clusters/h800-4x8.conf --topk 200", STATUS_USAGE, "200 of 128 experts"},
@@ -552,6 +586,7 @@ int main(void) {
         cmocka_unit_test(demand_rows), cmocka_unit_test(demand_levels), cmocka_unit_test(demand_shapes), cmocka_unit_test(times_example),
         cmocka_unit_test(quantiles), cmocka_unit_test(conservation), cmocka_unit_test(eplb_past), cmocka_unit_test(timeline),
         cmocka_unit_test(clusters), cmocka_unit_test(nodes_refused), cmocka_unit_test(trace_damage), cmocka_unit_test(trace_reshaped),
-        cmocka_unit_test(recorded_run), cmocka_unit_test(refusals)};
+        cmocka_unit_test(recorded_run), cmocka_unit_test(studies),
+        cmocka_unit_test(refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

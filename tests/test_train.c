@@ -452,7 +452,10 @@ static void check_trace(const char *out, const Run *r) {
         demands += a.kind == TRACE_DEMAND, times += a.kind == TRACE_TIMES;
         if (a.kind != TRACE_DEMAND) continue;
         assert_true(a.plan.pairs_self + a.plan.pairs_node + a.plan.pairs_inter == a.plan.total && a.plan.hash != 0);
-        for (int i = 0; i < h.R * h.E; i++) pairs += a.D[i], differ += a.D[i] != before[i];
+        int64_t load[8] = {0}, most = 0; // the group's own plan
+        for (int i = 0; i < h.R * h.E; i++) pairs += a.D[i], differ += a.D[i] != before[i], load[i % h.E / (h.E / h.R)] += a.D[i];
+        for (int i = 0; i < h.R; i++) most = load[i] > most ? load[i] : most;
+        assert_int_equal(a.plan.max_load_before, most);
         memcpy(before, a.D, SIZE(h.R, h.E, sizeof(int)));
     }
     assert_int_equal(times, 2);

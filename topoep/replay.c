@@ -3,13 +3,14 @@
 #include "kernels/files.h"
 #include "topoep/planflags.h"
 #include "topoep/report.h"
+#include "topoep/studies.h"
 #include "topoep/timeline.h"
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct Settings {
-    int64_t nodes, layers, steps, seed, experts, topk, width, expert_width, tokens, slots, token_bytes, weight_bytes, grad_bytes;
-    int balance, json; // balance: a row, or REPLAY_ROWS for all
+    int64_t nodes, layers, steps, warm, seed, experts, topk, width, expert_width, tokens, slots, token_bytes, weight_bytes, grad_bytes;
+    int balance, json, headline, scale; // balance: a row, or REPLAY_ROWS for all
     double skew, other_share, hop_us, plan_us;
     const char *chrome;
     PlanFlags how;
@@ -37,8 +38,11 @@ static void settings_init(Settings *o) {
         {.name = "balance", .kind = FLAG_CHOICE, .value = &o->balance, .choices = o->choices, .help = "only this row beside none and uniform"},
         {.name = "nodes", .kind = FLAG_INT, .value = &o->nodes, .min = 0, .max = PLAN_MAX_R, .help = "nodes of the cluster; 0 = as its file says, or as the trace"},
         {.name = "slots", .kind = FLAG_INT, .value = &o->slots, .min = -1, .max = PLAN_MAX_S, .help = "slots for copies per rank; -1 = as the trace or the cluster file says, or 2"},
+        {.name = "warm", .kind = FLAG_INT, .value = &o->warm, .min = 0, .max = 1 << 20, .help = "first steps that only count as eplb's past"},
         {.name = "json", .kind = FLAG_BOOL, .value = &o->json, .help = "print JSON instead of the table"},
         {.name = "chrome", .kind = FLAG_STRING, .value = &o->chrome, .help = "write the first step as a Chrome trace (Perfetto) to this file: --balance's, or topoep's"},
+        {.name = "headline", .kind = FLAG_BOOL, .value = &o->headline, .help = "CLUSTER alone: the published headline on paper, as Markdown (--layers, --steps: how many to sample)"},
+        {.name = "scale", .kind = FLAG_BOOL, .value = &o->scale, .help = "CLUSTER alone: gain and cost from 8 to 1024 ranks, as Markdown (--nodes: at most so many)"},
         {.name = "", .help = "Demand, where it is generated"},
         {.name = "layers", .kind = FLAG_INT, .value = &o->layers, .min = 1, .max = 1024, .help = "MoE layers"},
         {.name = "steps", .kind = FLAG_INT, .value = &o->steps, .min = 1, .max = 1 << 20, .help = "steps, of one microbatch each"},
@@ -107,12 +111,7 @@ static void open_generated(Source *s, Settings *o, const char *name, const char 
     source_generate(s, &d, (int)o->layers, o->steps);
 }
 
-int main(int argc, char **argv) {
-    Settings *o = host_alloc(sizeof *o);
-    settings_init(o);
-    int n = flags_parse(o->flags, "replay", o->synopsis, argc, argv);
-    CHECK_USAGE(n == 1 || n == 2, "%d arguments, expected a demand and a cluster file (hint: --help)", n);
-    const char *name = argv[1], *cluster = n > 1 ? argv[2] : NULL;
+static void replay(Settings *o, const char *name, const char *cluster) {
     Source s;
     CostModel m;
     Cost cost;
@@ -122,8 +121,8 @@ int main(int argc, char **argv) {
     TimeModel model = times_model(&cost, &m, o->hop_us, o->plan_us);
     Timeline *line = o->chrome ? timeline_open(o->chrome, &model, &m, drawn) : NULL;
     Replay a;
-    replay_run(&a, &s, &model, plan_flags_options(&o->how, POLICY_TOPOEP, 1), rows, line ? timeline_see : NULL, line);
-    CHECK_DATA(a.steps > 0, "%s holds no demand", name);
+    replay_run(&a, &s, &model, plan_flags_options(&o->how, POLICY_TOPOEP, 1), rows, o->warm, line ? timeline_see : NULL, line);
+    CHECK_DATA(a.steps > 0, "%s holds no demand past the first %lld steps (--warm)", name, (long long)o->warm);
     int measured = o->other_share < 0 && a.times > 0;
     ReportFacts f = {.demand = name, .source = &s, .other = measured ? "as the trace's run measured it" : "by --other-share, of a step with even routing"};
     f.other_ms = measured ? a.measured_other_ms / (double)a.times : report_other_ms(&a, o->other_share < 0 ? 0.4 : o->other_share);
@@ -131,6 +130,20 @@ int main(int argc, char **argv) {
     if (line) timeline_close(line, f.other_ms);
     replay_free(&a);
     source_close(&s);
+}
+
+int main(int argc, char **argv) {
+    Settings *o = host_alloc(sizeof *o);
+    settings_init(o);
+    int n = flags_parse(o->flags, "replay", o->synopsis, argc, argv), study = o->headline || o->scale;
+    CHECK_USAGE(!study || n == 1, "%d arguments, expected one: a cluster file (hint: topoep/clusters/h800-4x8.conf)", n);
+    CHECK_USAGE(n == 1 || n == 2, "%d arguments, expected a demand and a cluster file (hint: --help)", n);
+    Study st = {.cluster = argv[1], .how = plan_flags_options(&o->how, POLICY_TOPOEP, 1), .hop_us = o->hop_us, .plan_us = o->plan_us, .seed = (uint64_t)o->seed,
+                .layers = given(o, "layers") ? (int)o->layers : o->headline ? 6 : 2, .steps = given(o, "steps") ? (int)o->steps : o->headline ? 4 : 1,
+                .nodes = o->nodes ? (int)o->nodes : PLAN_MAX_R};
+    if (o->headline) study_headline(&st);
+    if (o->scale) study_scale(&st);
+    if (!study) replay(o, argv[1], n > 1 ? argv[2] : NULL);
     flags_free(o->flags);
     free(o);
     stdout_check();

@@ -107,7 +107,7 @@ static void run_sample(Run *u, const Sample *s, const int *rows) {
     }
 }
 
-void replay_run(Replay *a, Source *s, const TimeModel *m, PlanOptions how, const int *rows, ReplaySeen seen, void *to) {
+void replay_run(Replay *a, Source *s, const TimeModel *m, PlanOptions how, const int *rows, int64_t warm, ReplaySeen seen, void *to) {
     *a = (Replay){.m = *m, .how = how, .groups = s->h.groups};
     for (int row = 0; row < REPLAY_ROWS; row++) a->row[row].used = rows[row];
     Run u = {.a = a, .layers = s->h.layers, .recorded = -1, .seen = seen, .to = to};
@@ -118,15 +118,17 @@ void replay_run(Replay *a, Source *s, const TimeModel *m, PlanOptions how, const
     u.even = host_alloc(SIZE(m->R, m->E, sizeof(int)));
     u.history = host_alloc(SIZE(s->h.groups, s->h.layers, m->E, sizeof(int64_t)));
     Sample sample;
-    int64_t last = -1;
+    int64_t last = -1, begun = 0;
     while (source_next(s, &sample)) {
         if (sample.kind == TRACE_TIMES) {
             add_measured(a, &s->h, &sample);
             continue;
         }
-        a->steps += sample.step != last, last = sample.step;
-        run_sample(&u, &sample, rows);
+        begun += sample.step != last, last = sample.step;
+        if (begun <= warm && rows[POLICY_EPLB]) solve_eplb(&u, &sample, (PlanOptions){.policy = POLICY_EPLB, .block = 1});
+        if (begun > warm) run_sample(&u, &sample, rows);
     }
+    a->steps = begun > warm ? begun - warm : 0;
     planner_close(&u.planner);
     times_sums_free(&u.sums);
     free(u.even), free(u.history);

@@ -36,8 +36,9 @@ typedef struct Replay {
 } Replay;
 
 typedef void (*ReplaySeen)(void *to, int row, const Sample *s, const LayerTime *t, const RankSums *sums); // NULL: nobody looks
-// rows: which (REPLAY_ROWS flags). Runs to the end of the source; replay_free frees what it holds.
-void replay_run(Replay *a, Source *s, const TimeModel *m, PlanOptions how, const int *rows, ReplaySeen seen, void *to);
+// rows: which (REPLAY_ROWS flags). Runs to the end of the source, whose first `warm` steps are eplb's past and nothing else;
+// replay_free frees what it holds.
+void replay_run(Replay *a, Source *s, const TimeModel *m, PlanOptions how, const int *rows, int64_t warm, ReplaySeen seen, void *to);
 void replay_free(Replay *a);
 double replay_quantile_ms(const ReplayRow *r, double q); // of the layers' times, the next at or above; NAN without samples
 double replay_step_ms(const Replay *a, int row);         // MoE layers' time of a step: a group's, mean over steps and groups
