@@ -64,10 +64,9 @@ static Product product_of(const Batch *b, int j) {
 typedef struct Cut { // walks all blocks in order; every thread walks the same ones
     const Batch *batch;
     Product p;
-    int j, i0, j0;        // where the next block starts, in product p = the batch's j-th
-    int columns;          // of a block
-    int share;            // a block takes at most 1/share of what is left, so that threads finish together
-    double left, minimum; // multiply-adds not yet cut, and in the smallest block worth a turn
+    int j, i0, j0, columns; // where the next block starts, in product p = the batch's j-th, and how wide it is
+    double left, minimum;   // multiply-adds not yet cut, and in the smallest block worth a turn
+    int share;              // a block takes about 1/share of what is left: threads finish together, and pack seldom
 } Cut;
 
 typedef struct Block {
@@ -78,6 +77,16 @@ typedef struct Block {
 static int round_up(int x, int to) { return (x + to - 1) / to * to; }
 static int smaller(int x, int y) { return x < y ? x : y; }
 
+// Every block packs its rows of a and its columns of b: few, large blocks, for forms NT and NN cut by columns first. Form TN, whose
+// rows of a are the dearer to pack, is cut by rows.
+static int cut_columns(const Cut *c, double work) {
+    int left = c->p.n - c->j0, most = smaller(left, GEMM_NC), least = c->p.m > GEMM_MC ? GEMM_NC / 2 : GEMM_NG;
+    double n = work / ((double)c->p.m * (c->p.k + 1));
+    if (c->p.form == GEMM_TN || n >= most) return most;
+    int columns = n < least ? least : round_up((int)n, GEMM_NR);
+    return left - columns < least ? most : columns; // no narrow rest
+}
+
 static int cut_next(Block *b, Cut *c) // the next block, or 0 at the end
 {
     while (c->p.m == 0 || c->j0 >= c->p.n) {
@@ -85,10 +94,12 @@ static int cut_next(Block *b, Cut *c) // the next block, or 0 at the end
         c->p = product_of(c->batch, c->j);
         c->j0 = 0;
     }
-    int n = smaller(c->p.n - c->j0, c->columns), left = c->p.m - c->i0;
-    double row = (double)n * (c->p.k + 1), work = c->left / c->share;
+    double work = c->left / c->share;
     if (work < c->minimum) work = c->minimum;
-    int rows = work >= row * left ? left : smaller(left, round_up((int)(work / row) + 1, 4 * GEMM_MR));
+    if (c->i0 == 0) c->columns = cut_columns(c, work);
+    int n = c->columns, left = c->p.m - c->i0;
+    double row = (double)n * (c->p.k + 1);
+    int rows = 1.25 * work >= row * left ? left : smaller(left, round_up((int)(work / row) + 1, 4 * GEMM_MR));
     *b = (Block){c->p, c->i0, c->i0 + rows, c->j0, c->j0 + n};
     c->left -= row * rows;
     c->i0 += rows;
@@ -101,7 +112,6 @@ static int cut_next(Block *b, Cut *c) // the next block, or 0 at the end
 
 static Cut cut_start(const Batch *batch, int threads_max, int *threads) {
     Cut c = {.batch = batch};
-    int rows = 0, groups = 0;
     for (int j = 0; j < batch->J; j++) {
         if (batch->off)
             CHECK_DEVICE(batch->off[j] >= 0 && batch->off[j] <= batch->off[j + 1] && batch->off[j + 1] <= batch->M,
@@ -110,18 +120,15 @@ static Cut cut_start(const Batch *batch, int threads_max, int *threads) {
         Product p = product_of(batch, j);
         if (j == 0) c.p = p;
         c.left += (double)p.m * p.n * (p.k + 1);
-        rows += p.m;
-        groups += p.m > 0;
     }
     *threads = c.left < 3e5 ? 1 : threads_max; // waking a team costs about 2 us
-    c.share = *threads > 1 ? 3 * *threads : 1;
-    c.minimum = *threads > 1 ? 1e6 : c.left;
-    // Few rows: narrower blocks, so that every thread gets some
-    int width = batch->form == GEMM_TN ? batch->k : batch->n, by_columns = (width + GEMM_NC - 1) / GEMM_NC;
-    int by_rows = groups + rows / (4 * GEMM_MC);
-    if (*threads > 1 && by_rows > 0 && by_columns * by_rows < 4 * *threads) by_columns = (4 * *threads + by_rows - 1) / by_rows;
-    c.columns = by_columns > 0 ? round_up((width + by_columns - 1) / by_columns, GEMM_NR) : GEMM_NR;
-    if (c.columns < 4 * GEMM_NR) c.columns = 4 * GEMM_NR;
+    if (*threads == 1) {
+        c.share = 1, c.minimum = c.left;
+    } else {
+        c.share = *threads;
+        c.minimum = c.left / (16 * *threads);
+        if (c.minimum < 1e6) c.minimum = 1e6;
+    }
     return c;
 }
 
