@@ -3,6 +3,7 @@
 #include "kernels/check.h"
 #include "kernels/device.h"
 #include "kernels/flags.h"
+#include "kernels/start.h"
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -127,6 +128,7 @@ static void streams(Bench *b, int M, int C, int V) {
 }
 
 int main(int argc, char **argv) {
+    start_threads(argv);
     int64_t threads = 0;
     int json = 0;
     double seconds = 0.3;

@@ -2,6 +2,7 @@
 #include "kernels/check.h"
 #include "kernels/files.h"
 #include "kernels/flags.h"
+#include "kernels/start.h"
 #include "train/checkpoint.h"
 #include "train/hf.h"
 #include "train/sample.h"
@@ -68,6 +69,7 @@ static void body(Comm *world, void *arg) {
 }
 
 int main(int argc, char **argv) {
+    start_threads(argv);
     Settings s = {.prompt = "", .tokens = 256, .temperature = 0.8, .top_p = 1, .seed = 1, .threads = 1};
     Flag flags[] = {
         {.name = "checkpoint", .kind = FLAG_STRING, .value = &s.checkpoint, .help = "run folder (its newest checkpoint) or checkpoint folder"},

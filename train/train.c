@@ -1,4 +1,5 @@
 // build/train: trains a model. Everything is in options.c (settings), setup.c, run.c (the loop) and step.c (one step).
+#include "kernels/start.h"
 #include "train/trainer.h"
 #include <locale.h>
 #include <signal.h>
@@ -14,6 +15,7 @@ static void body(Comm *world, void *options) {
 
 int main(int argc, char **argv) {
     static Options options; // large for a stack
+    start_threads(argv);
     setlocale(LC_CTYPE, "");
     options_parse(&options, argc, argv);
     // Blocked here, before any thread exists that could take them; run.c looks for them after each step.
