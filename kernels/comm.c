@@ -12,37 +12,57 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PAGE = 4096, GATHER = 64 << 10, PIECE = 256 << 10, BLOCK = 1024 }; // bytes; BLOCK elements stay in the first-level cache
 enum { STAGE = PAGE + 2 * GATHER, RESULT = STAGE + 2 * PIECE, PREFIX = RESULT + 2 * PIECE, PARTIAL = PREFIX + PIECE,
        CONTROL = PARTIAL + PIECE };
+enum { PATIENCE_S = 1800 }; // a checkpoint of one rank may take that long
 
 // ---- messages --------------------------------------------------------------------------------------------------------
-static void msgs_begin(Comm *c) { c->n_msgs = 0, c->sequence = (c->sequence + 1) & 0x7fff; }
+static void msgs_begin(Comm *c) { c->call.n = 0, c->sequence = (c->sequence + 1) % TAG_CALLS; }
 
 // Room first: a posted message must not move.
-static void msgs_room(Comm *c, int n) {
-    if (n <= c->room) return;
-    free(c->msgs);
-    c->room = n + n / 2 + 16;
-    c->msgs = host_alloc(SIZE(c->room, sizeof *c->msgs));
+static void msgs_room(MsgList *l, int n) {
+    if (n <= l->room) return;
+    free(l->msg);
+    l->room = n + n / 2 + 16;
+    l->msg = host_alloc(SIZE(l->room, sizeof *l->msg));
 }
 
 static int msgs_count(size_t bytes) { return (int)(bytes / MSG_MAX) + 1; }
 
+static void msg_post(Comm *c, MsgList *l, Msg m) {
+    l->msg[l->n] = m;
+    c->t->post(c, &l->msg[l->n++]);
+}
+
 static void msgs_post(Comm *c, int send, int peer, const void *ptr, size_t bytes) {
     for (size_t at = 0; at < bytes || at == 0; at += MSG_MAX) {
-        Msg *m = &c->msgs[c->n_msgs++];
         size_t n = bytes - at < MSG_MAX ? bytes - at : MSG_MAX;
-        *m = (Msg){.ptr = n ? (char *)ptr + at : NULL, .bytes = n, .peer = peer, .send = send, .tag = c->sequence};
-        c->t->post(c, m);
+        msg_post(c, &c->call, (Msg){.ptr = n ? (char *)ptr + at : NULL, .bytes = n, .peer = peer, .send = send, .tag = c->sequence});
     }
 }
 
 static void msgs_wait(Comm *c) {
-    c->t->wait(c, c->msgs, c->n_msgs);
-    c->n_msgs = 0;
+    c->t->wait(c, c->call.msg, c->call.n);
+    c->call.n = 0;
+}
+
+void msg_check(const Comm *c, Msg *m, int tag, size_t bytes) {
+    int fits = m->bounded ? bytes <= m->bytes : bytes == m->bytes;
+    CHECK_COMM(tag == m->tag && fits, "rank %d sent %zu bytes, of %d messages in its call %d, where rank %d expects %s%zu bytes, of "
+               "%d in its call %d (numbers cut to %d and %d): the ranks disagree on what they exchange", m->peer, bytes, tag / TAG_CALLS,
+               tag % TAG_CALLS, c->info.rank, m->bounded ? "at most " : "", m->bytes, m->tag / TAG_CALLS, m->tag % TAG_CALLS,
+               TAG_COUNTS, TAG_CALLS);
+    m->bytes = bytes;
+}
+
+void msg_late(const Comm *c, const Msg *m) {
+    die(STATUS_COMM, __FILE__, __LINE__, "rank %d has waited %g s for rank %d to %s %zu bytes in call %d (hint: is that rank stopped, or "
+        "the machine swapping? MOE_PATIENCE=SECONDS waits longer)", c->info.rank, c->patience_s, m->peer, m->send ? "take" : "send",
+        m->bytes, m->tag % TAG_CALLS);
 }
 
 // out (G, bytes): the blocks of this node's ranks. Needs no window.
@@ -50,7 +70,7 @@ static void node_exchange(Comm *c, void *out, const void *in, size_t bytes) {
     const CommInfo *i = &c->info;
     int first = i->node * i->G;
     msgs_begin(c);
-    msgs_room(c, 2 * i->G);
+    msgs_room(&c->call, 2 * i->G);
     for (int g = 0; g < i->G; g++)
         if (first + g != i->rank) msgs_post(c, 0, first + g, (char *)out + (size_t)g * bytes, bytes);
     for (int g = 0; g < i->G; g++)
@@ -98,6 +118,10 @@ void **comm_window(Comm *c, size_t bytes, const char *what) {
 static void start(Comm *c) {
     // the machine's cores, not those this process is bound to: the launcher may have given each rank its own
     c->spins = c->info.local_ranks <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 0;
+    c->per_node = host_alloc(SIZE(c->info.N, sizeof *c->per_node));
+    const char *patience = getenv("MOE_PATIENCE");
+    c->patience_s = patience ? atof(patience) : PATIENCE_S;
+    CHECK_USAGE(c->patience_s > 0, "MOE_PATIENCE is \"%s\", expected seconds", patience);
     c->control = comm_window(c, CONTROL, "control");
 }
 
@@ -125,7 +149,9 @@ void comm_close(Comm *c) {
         free(w->peer);
         free(w);
     }
-    free(c->msgs);
+    free(c->call.msg);
+    free(c->blocks.msg);
+    free(c->per_node);
 }
 
 // Ranks first + i*step of the parent, i < size, `G` of them on each node
@@ -189,7 +215,28 @@ void comm_run(int *argc, char ***argv, int n_virtual, int nodes, void (*body)(Co
 }
 
 // ---- barriers --------------------------------------------------------------------------------------------------------
-static void futex(atomic_uint *word, int op, unsigned value) { syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
+static void futex(atomic_uint *word, int op, unsigned value, const struct timespec *limit) {
+    syscall(SYS_futex, word, op, value, limit, NULL, 0);
+}
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void barrier_sleep(Comm *c, NodeBarrier *b, unsigned now) {
+    double begin = now_s();
+    atomic_fetch_add(&b->sleepers, 1);
+    while (atomic_load(&b->generation) == now) {
+        futex(&b->generation, FUTEX_WAIT, now, &(struct timespec){.tv_sec = 1});
+        c->t->poll(c, c->blocks.msg, c->blocks.n); // a fault there may be why the others do not come
+        CHECK_COMM(now_s() - begin < c->patience_s, "rank %d has waited %g s at a barrier that %u of the node's %d ranks have reached "
+                   "(hint: is a rank stopped, or the machine swapping? MOE_PATIENCE=SECONDS waits longer)", c->info.rank,
+                   c->patience_s, atomic_load(&b->arrived), c->info.G);
+    }
+    atomic_fetch_sub(&b->sleepers, 1);
+}
 
 // On two cores, a rank that spins keeps the one it waits for from running: look a moment where every rank has a core,
 // then sleep.
@@ -201,7 +248,7 @@ void comm_node_barrier(Comm *c) {
     if (atomic_fetch_add(&b->arrived, 1) + 1 == (unsigned)G) {
         atomic_store(&b->arrived, 0);
         atomic_store(&b->generation, now + 1);
-        if (atomic_load(&b->sleepers)) futex(&b->generation, FUTEX_WAKE, INT32_MAX);
+        if (atomic_load(&b->sleepers)) futex(&b->generation, FUTEX_WAKE, INT32_MAX, NULL);
         return;
     }
     for (int i = 0; i < c->spins; i++) {
@@ -210,9 +257,7 @@ void comm_node_barrier(Comm *c) {
         __builtin_ia32_pause();
 #endif
     }
-    atomic_fetch_add(&b->sleepers, 1);
-    while (atomic_load(&b->generation) == now) futex(&b->generation, FUTEX_WAIT, now);
-    atomic_fetch_sub(&b->sleepers, 1);
+    barrier_sleep(c, b, now);
 }
 
 // Nodes meet through their first ranks: dissemination barrier (Hensgen, Finkel, Manber 1988), ceil(log2 N) rounds
@@ -221,7 +266,7 @@ void comm_barrier(Comm *c) {
     comm_node_barrier(c);
     if (i->N == 1) return;
     msgs_begin(c);
-    msgs_room(c, 2);
+    msgs_room(&c->call, 2);
     for (int d = 1; d < i->N && i->rank % i->G == 0; d *= 2) {
         msgs_post(c, 0, (i->node - d + i->N) % i->N * i->G, NULL, 0);
         msgs_post(c, 1, (i->node + d) % i->N * i->G, NULL, 0);
@@ -240,7 +285,7 @@ static void gather_piece(Comm *c, char *out, size_t out_step, const char *in, si
     char *column = (char *)c->control[i->rank] + slot;
     if (i->N > 1) {
         msgs_begin(c);
-        msgs_room(c, 2 * i->N);
+        msgs_room(&c->call, 2 * i->N);
         for (int k = 0; k < i->N; k++)
             if (k != i->node) msgs_post(c, 0, k * i->G + place, column + (size_t)k * n, n);
         for (int k = 0; k < i->N; k++)
@@ -333,7 +378,7 @@ void comm_sum(Comm *c, wide *x, size_t n) {
     if (i->size == 1 || n == 0) return;
     const size_t piece = PIECE / sizeof(wide), n_pieces = (n + piece - 1) / piece, lag = (size_t)(i->N - 1 - i->node);
     msgs_begin(c);
-    msgs_room(c, 4);
+    msgs_room(&c->call, 4);
     for (size_t k = 0; k < n_pieces + lag + 2; k++) {
 #define LENGTH(p) ((p) + 1 < n_pieces ? piece : n - (p) * piece)
         if (k < n_pieces) memcpy(area(c, i->rank, STAGE + (k & 1) * PIECE), x + k * piece, LENGTH(k) * sizeof(wide));
@@ -372,7 +417,7 @@ void comm_bcast(Comm *c, void *x, size_t bytes, int root) {
     CHECK_USAGE(root >= 0 && root < i->size, "broadcast from rank %d of %d", root, i->size);
     int me = (i->rank - root + i->size) % i->size, d = 1;
     msgs_begin(c);
-    msgs_room(c, 32 * msgs_count(bytes));
+    msgs_room(&c->call, 32 * msgs_count(bytes));
     while (d < i->size && !(me & d)) d *= 2;
     if (me) {
         msgs_post(c, 0, (i->rank - d + i->size) % i->size, x, bytes);
@@ -384,33 +429,93 @@ void comm_bcast(Comm *c, void *x, size_t bytes, int root) {
 }
 
 // ---- rows ------------------------------------------------------------------------------------------------------------
-static int rows_count(const Comm *c, const RowSeg *s, int n, size_t row_bytes) {
-    int64_t count = 0;
-    for (int i = 0; i < n; i++) {
-        CHECK_COMM(s[i].peer >= 0 && s[i].peer < c->info.size && s[i].row >= 0 && s[i].n >= 0,
-                   "segment %d of %d: peer %d, row %d, %d rows: expected a peer below %d and no negative number", i, n, s[i].peer,
-                   s[i].row, s[i].n, c->info.size);
-        count += msgs_count(SIZE(s[i].n, (int64_t)row_bytes));
-    }
-    return (int)SIZE(count);
-}
+// A block is sent in as many messages as its room would take, whatever it holds, so that their number is known.
+static int rows_messages(const Rows *a, int room) { return msgs_count(SIZE(room, (int64_t)a->row_bytes)); }
 
-static void rows_post(Comm *c, int send, const void *base, const RowSeg *s, int n, size_t row_bytes) {
-    for (int i = 0; i < n; i++) {
-        size_t bytes = (size_t)s[i].n * row_bytes;
-        if (bytes) msgs_post(c, send, s[i].peer, (const char *)base + (size_t)s[i].row * row_bytes, bytes);
-        if (send && s[i].peer != c->info.rank) c->bytes_sent += bytes;
+static void rows_post(Comm *c, int send, const Rows *a, int n, const int *n_send, int room, int tag) {
+    const CommInfo *i = &c->info;
+    size_t block = SIZE(room, (int64_t)a->row_bytes), bytes = send ? SIZE(n_send[n], (int64_t)a->row_bytes) : block, skip = block * (size_t)n;
+    char *base = send ? (char *)a->from + skip : (char *)a->to + skip;
+    for (int k = 0; k < rows_messages(a, room); k++) {
+        size_t at = (size_t)k * MSG_MAX, left = at < bytes ? bytes - at : 0;
+        Msg m = {.ptr = base + at, .bytes = left < MSG_MAX ? left : MSG_MAX, .peer = n * i->G + i->rank % i->G, .send = send, .tag = tag,
+                 .bounded = !send};
+        msg_post(c, &c->call, m);
+        if (send) c->bytes_sent += m.bytes;
     }
 }
 
-void comm_rows(Comm *c, void *to, const RowSeg *recv, const int *n_recv, const void *from, const RowSeg *send, const int *n_send,
-               size_t row_bytes) {
-    int in = n_recv ? *n_recv : 0, out = n_send ? *n_send : 0;
+// Messages m[0..k) brought one block of an array.
+static void rows_count(const Comm *c, const Rows *a, const Msg *m, int k, int *n_recv, int known) {
+    size_t bytes = 0;
+    for (int j = 0; j < k; j++) bytes += m[j].bytes;
+    CHECK_COMM(bytes % a->row_bytes == 0, "rank %d sent %zu bytes, no whole number of rows of %zu", m->peer, bytes, a->row_bytes);
+    int rows = (int)(bytes / a->row_bytes);
+    CHECK_COMM(!known || rows == *n_recv, "rank %d sent %d rows where rank %d expects %d: the ranks disagree on what they exchange", m->peer,
+               rows, c->info.rank, *n_recv);
+    *n_recv = rows;
+}
+
+void comm_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
+    const CommInfo *i = &c->info;
+    int count = 0;
+    for (int a = 0; a < n_arrays; a++) count += rows_messages(&arrays[a], room);
+    for (int n = 0; n < i->N; n++)
+        CHECK_COMM(n == i->node || (n_send[n] >= 0 && n_send[n] <= room), "%d rows to node %d, expected 0 to %d", n_send[n], n, room);
     msgs_begin(c);
-    msgs_room(c, rows_count(c, recv, in, row_bytes) + rows_count(c, send, out, row_bytes));
-    rows_post(c, 0, to, recv, in, row_bytes);
-    rows_post(c, 1, from, send, out, row_bytes);
-    msgs_wait(c);
+    msgs_room(&c->call, 2 * i->N * count);
+    int tag = c->sequence + count % TAG_COUNTS * TAG_CALLS;
+    for (int send = 0; send < 2; send++)
+        for (int n = 0; n < i->N; n++)
+            for (int a = 0; a < n_arrays && n != i->node; a++) rows_post(c, send, &arrays[a], n, n_send, room, tag);
+    c->t->wait(c, c->call.msg, c->call.n);
+    const Msg *m = c->call.msg;
+    for (int n = 0; n < i->N; n++)
+        for (int a = 0; a < n_arrays && n != i->node; a++) {
+            int k = rows_messages(&arrays[a], room);
+            rows_count(c, &arrays[a], m, k, &n_recv[n], known || a > 0);
+            m += k;
+        }
+    if (!known) n_recv[i->node] = 0;
+    c->call.n = 0;
+}
+
+// ---- blocks ----------------------------------------------------------------------------------------------------------
+// Posts a list; `window` of a rank, `block_bytes` long blocks. per_node holds how many messages each node has in it.
+static void blocks_post(Comm *c, int send, void *const *window, const BlockSeg *s, int n, size_t block_bytes, size_t at, size_t bytes) {
+    const CommInfo *i = &c->info;
+    memset(c->per_node, 0, SIZE(i->N, sizeof *c->per_node));
+    for (int k = 0; k < n; k++) {
+        CHECK_COMM(s[k].node >= 0 && s[k].node < i->N && s[k].node != i->node && s[k].rank / i->G == i->node && s[k].block >= 0,
+                   "block %d of %d: node %d, rank %d, block %d: expected another node than %d, a rank of this one, a block >= 0", k, n,
+                   s[k].node, s[k].rank, s[k].block, i->node);
+        c->per_node[s[k].node] += msgs_count(bytes);
+    }
+    for (int k = 0; k < n; k++) {
+        char *base = (char *)window[s[k].rank] + (size_t)s[k].block * block_bytes + at;
+        int tag = c->sequence + c->per_node[s[k].node] % TAG_COUNTS * TAG_CALLS, peer = s[k].node * i->G + i->rank % i->G;
+        for (int j = 0; j < msgs_count(bytes); j++) {
+            size_t from = (size_t)j * MSG_MAX, left = bytes - from < MSG_MAX ? bytes - from : MSG_MAX;
+            msg_post(c, &c->blocks, (Msg){.ptr = base + from, .bytes = left, .peer = peer, .send = send, .tag = tag});
+        }
+        if (send) c->bytes_sent += bytes;
+    }
+}
+
+void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
+                       const BlockSeg *send, const int *n_send, size_t block_bytes, size_t at, size_t bytes) {
+    CHECK_COMM(c->blocks.n == 0, "a transfer of blocks begins before the last one was finished");
+    msgs_begin(c);
+    msgs_room(&c->blocks, (*n_recv + *n_send) * msgs_count(bytes));
+    blocks_post(c, 0, to, recv, *n_recv, block_bytes, at, bytes);
+    blocks_post(c, 1, (void *const *)from, send, *n_send, block_bytes, at, bytes);
+}
+
+void comm_blocks_poll(Comm *c) { c->t->poll(c, c->blocks.msg, c->blocks.n); }
+
+void comm_blocks_finish(Comm *c) {
+    c->t->wait(c, c->blocks.msg, c->blocks.n);
+    c->blocks.n = 0;
 }
 
 uint64_t comm_bytes_sent(const Comm *c) { return c->bytes_sent; }

@@ -3,7 +3,8 @@
 // one process (virtual ranks; one rank is the smallest case and needs no launcher).
 //
 // Every collective must be called by all ranks of its group in the same order. All sums run in rank order, so every rank
-// gets the same bits. A fault ends the run on all ranks with STATUS_COMM.
+// gets the same bits. A fault ends the run on all ranks with STATUS_COMM; so does a wait for another rank of more than
+// MOE_PATIENCE seconds (an environment variable; 1800 without it).
 #ifndef MOE_COMM_H
 #define MOE_COMM_H
 #include "kernels/device.h"
@@ -54,15 +55,34 @@ void comm_sum_int64(Comm *c, int64_t *x, int n);
 void comm_max_double(Comm *c, double *x, int n);
 void comm_bcast(Comm *c, void *x, size_t bytes, int root);
 
-// ---- messages between nodes ------------------------------------------------------------------------------------------
-// A run of rows of one buffer that goes to, or comes from, one peer. Lists lie in device memory, as does their length.
-typedef struct RowSeg {
-    int peer, row, n;
-} RowSeg;
-// Sends rows send[i] of `from` and fills rows recv[i] of `to`, each row of row_bytes. Between two ranks, the i-th segment
-// sent meets the i-th received; equal n. n_send, n_recv: device ints. Blocks until both are complete. Every rank of the
-// group calls it, also with nothing to send. from and to do not overlap.
-void comm_rows(Comm *c, void *to, const RowSeg *recv, const int *n_recv, const void *from, const RowSeg *send, const int *n_send,
-               size_t row_bytes);
-uint64_t comm_bytes_sent(const Comm *c); // payload bytes that comm_rows of this group has sent so far: what the wire saw
+// ---- between nodes, inside a step ------------------------------------------------------------------------------------
+// A rank exchanges only with its counterparts: the ranks that have its place (rank % G) in the other nodes. So every port
+// carries its own share, and who talks to whom never depends on a plan. Counts and lists lie in device memory, buffers in
+// windows; a GPU needs nothing of them on its host. How many messages a call sends stands in each of them: ranks that
+// disagree end with a message. Every rank of the group makes the call, also with nothing to send.
+
+// Rows of which only the sender knows how many. An array of rows is N blocks of `room` rows: the first n_send[n] rows of block n
+// of `from` go to the counterpart in node n, and what it sends fills `to` from the start of block n. The own node's block
+// is left alone. from and to do not overlap.
+typedef struct Rows {
+    void *to;
+    const void *from;
+    size_t row_bytes;
+} Rows;
+// All arrays have the same counts. n_send, n_recv (N). known 0: n_recv overwritten with the rows that came, 0 for the own node;
+// 1: n_recv says how many must come, another number is a fault. Blocks until complete.
+void comm_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room);
+
+// Parts of blocks, from a window of the own node to one of the counterpart's node, while the ranks compute: bytes
+// [at, at + bytes) of block send[i].block of from[send[i].rank] go to the counterpart in send[i].node; likewise the other way.
+// Between two ranks the i-th sent meets the i-th received. to, from: device tables of the windows by rank, of which only the
+// own node's are used. One such transfer at a time.
+typedef struct BlockSeg {
+    int node, rank, block;
+} BlockSeg;
+void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
+                       const BlockSeg *send, const int *n_send, size_t block_bytes, size_t at, size_t bytes);
+void comm_blocks_poll(Comm *c);   // moves it on, where the transport needs a processor for that; between pieces of computation
+void comm_blocks_finish(Comm *c); // blocks until it is complete here; a barrier of the node makes it so for the node
+uint64_t comm_bytes_sent(const Comm *c); // payload bytes that both kinds have sent in this group so far: what the wire saw
 #endif

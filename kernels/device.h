@@ -140,11 +140,13 @@ typedef struct RouterShape {
     RouterScore score;
     int renorm;   // weights of the K chosen divided by their sum (+1e-20: seen only where all of them underflow)
     double scale; // then multiplied by this (routed_scaling_factor)
+    int even;     // 1: not the K best, but experts (first + t + k (E/K)) mod E, whatever their scores
+    int first;
 } RouterShape;
 // logits = x w^T in wide arithmetic, whatever `real` is: logits (BT,E) overwritten | x (BT,C) | w (E,C)
 void dev_router_logits(Dev *d, wide *logits, const real *x, const real *w, int BT, int E, int C);
 // score[t,e] = softmax or sigmoid of logits; idx[t,:] = the K largest of score + bias, largest first, ties to the lower
-// index; weight[t,k] = score of idx[t,k], never the biased one, renormalised and scaled.
+// index (s.even: the even choice); weight[t,k] = score of idx[t,k], never the biased one, renormalised and scaled.
 // prob[t,:] = score / (sum_e score + 1e-20) (what the balance loss averages); lse[t] = log sum_e exp logits.
 // A token with a non-finite logit gets experts 0..K-1 with weight 0, and *bad (int, device) becomes
 // min over such tokens of t+1 where it was 0.
@@ -165,14 +167,20 @@ void dev_balance(Dev *d, wide *f, wide *p, const int *idx, const wide *prob, int
 void dev_route_count(Dev *d, int *count, int *seen, int *ord, const int *idx, int BT, int E, int K, int capacity);
 
 // ---- rows between ranks: dispatch and combine, each other's backward ------------------------------------------------
-// For every pair p = t*K+k with row[p] >= 0: dst[peer[p]][row[p],:] = x[t,:], and wdst[peer[p]][row[p]] = w[p] if w.
-// dst, wdst: device tables of pointers | x (BT,C) | w (BT,K) or NULL | peer, row (BT,K)
-void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, const int *peer, const int *row,
-                      int BT, int K, int C);
-// y[t,:] = add[t,:] + sum_k src[peer[p]][row[p],:], k ascending, pairs with row < 0 skipped; dw[p] = wsrc[peer[p]][row[p]]
-// (0 where skipped) if dw. y (BT,C) overwritten | add (BT,C) or NULL, may be y
-void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
-                     const int *row, int BT, int K, int C);
+// Where the pairs of tokens lie: pair k of token t at row row[t*ld+k] of entry peer[t*ld+k] of a table of buffers.
+typedef struct RowMap {
+    int BT, K, ld;          // tokens; pairs of each; elements from one token's pairs to the next
+    const int *peer;        // NULL: entry 0, all of them
+    const int *row;         // < 0: not here, skipped
+    const int *wrow;        // the same for the pair's weight; NULL: as row
+    const int *n; int room; // n NULL: all tokens. Else they come in blocks of `room`, of which only the first n[i] of block i
+} RowMap;                   // are there (device ints); others are neither read nor written
+// For every pair with row >= 0: dst[peer][row,:] = x[t,:]; with wrow >= 0: wdst[peer][wrow] = w[t,k] if w.
+// dst, wdst: device tables of pointers | x (BT,C) | w (BT,K) or NULL
+void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, RowMap m, int C);
+// y[t,:] = add[t,:] + sum_k src[peer][row,:], k ascending, pairs with row < 0 skipped; dw[t,k] = wsrc[peer][wrow] (0 where
+// wrow < 0) if dw. y (BT,C), dw (BT,K) overwritten | add (BT,C) or NULL, may be y
+void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, RowMap m, int C);
 // x[i] += y[i]    x accumulates
 void dev_add(Dev *d, wide *x, const wide *y, size_t n);
 

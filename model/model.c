@@ -106,7 +106,7 @@ static void init_moe(Model *m) {
     MoeConfig moe = {
         .C = c->C, .E = c->E, .K = c->K, .F = c->F, .shared = c->n_shared * c->F, .score = c->score, .renorm = c->renorm,
         .routed_scale = c->routed_scale, .capacity = r->capacity, .layers = m->n_moe, .max_BT = r->max_B * r->T,
-        .micros = r->micros, .training = r->training, .scope = r->scope, .S = r->S, .cost = r->cost, .plan = r->plan,
+        .micros = r->micros, .training = r->training, .scope = r->scope, .S = r->S, .dedup = r->dedup, .even = r->even, .cost = r->cost, .plan = r->plan,
     };
     m->moe = moe_init(m->d, m->ep, m->world, moe, m->moe_params);
 }

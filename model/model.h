@@ -90,7 +90,7 @@ typedef struct ModelRun {   // how it runs, as opposed to what it is
     uint64_t seed;
     double aux_coef, z_coef, capacity;
     AuxScope scope;
-    int S;
+    int S, dedup, even;
     Cost cost;
     PlanOptions plan;
 } ModelRun;

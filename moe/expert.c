@@ -21,20 +21,26 @@ void ffn_backward(Dev *d, real *dx, wide *dw, real *gu, real *h, real *dh, const
 
 // The routing weight multiplies h, before the down projection: the combine is then a plain sum, and the weight's gradient
 // is known where the expert is.
-void experts_forward(Moe *m, Layer *l) {
-    Dev *d = m->d;
-    const int *off = l->route.off;
-    int C = m->c.C, F = m->c.F;
-    dev_group_linear(d, l->gu, l->rows, l->gate_up, off, m->J, m->M, 2 * F, C);
-    dev_swiglu(d, m->h, l->gu, l->row_weight, off + m->J, m->M, F);
-    dev_group_linear(d, m->rows_out, m->h, l->down, off, m->J, m->M, C, F);
+void experts_up(Moe *m, Layer *l, int from, int to) {
+    dev_stage(m->d, STAGE_EXPERTS);
+    dev_group_linear(m->d, l->gu, l->rows, l->gate_up + from, l->route.off + from, to - from, m->M, 2 * m->c.F, m->c.C);
 }
 
-void experts_backward(Moe *m, Layer *l) {
+void experts_down(Moe *m, Layer *l) {
+    const int *off = l->route.off;
+    dev_swiglu(m->d, m->h, l->gu, l->row_weight, off + m->J, m->M, m->c.F);
+    dev_group_linear(m->d, m->rows_out, m->h, l->down, off, m->J, m->M, m->c.C, m->c.F);
+}
+
+void experts_down_bwd(Moe *m, Layer *l, int from, int to) {
+    dev_stage(m->d, STAGE_EXPERTS);
+    dev_group_linear_dx(m->d, m->dh, m->dy_rows, l->down + from, l->route.off + from, to - from, m->M, m->c.C, m->c.F);
+}
+
+void experts_up_bwd(Moe *m, Layer *l) {
     Dev *d = m->d;
     const int *off = l->route.off;
     int C = m->c.C, F = m->c.F;
-    dev_group_linear_dx(d, m->dh, m->dy_rows, l->down, off, m->J, m->M, C, F);
     dev_swiglu_bwd(d, l->gu, m->h, m->weight_out, m->dh, l->gu, l->row_weight, off + m->J, m->M, F);
     dev_group_linear_dw(d, l->d_down, m->dy_rows, m->h, off, m->J, m->M, C, F);
     dev_group_linear_dx(d, m->rows_out, l->gu, l->gate_up, off, m->J, m->M, 2 * F, C);

@@ -19,8 +19,8 @@ typedef struct Layer {
     Route route;
     real *rows;               // (M,C) received inputs, in this layer's slice of the window
     wide *row_weight;         // (M)
-    real *const *rows_at;     // device table (R+1): rows of every rank of this node, then staging
-    wide *const *weight_at;   // the same for row_weight
+    real *const *rows_at;     // device table (R): rows of every rank of this node
+    wide *const *weight_at;   // device table (R+1): row_weight of every rank of this node, then the weights that cross
     real *gu;                 // (M,2F)
     real *shared_gu;          // (BT,2*shared)
     const real *const *gate_up, *const *down; // device tables (J): the groups' weights, home then slots
@@ -33,7 +33,9 @@ struct Moe {
     Comm *ep, *world;
     MoeConfig c;
     int R, N, me, H, J, M;
+    RouteShape shape;
     size_t unit;              // elements of an expert
+    size_t part_at, part;     // elements of an expert that this rank carries of copies that cross nodes
     Layer *layer;
     int *count, *seen, *ord;  // (E), (E), (BT,K)
     wide *p;                  // (groups,E) mean scores
@@ -41,22 +43,28 @@ struct Moe {
     int *demand;              // (micros+1,layers,R,E); the last: passes that are not counted
     PlanInfo *info;           // (micros+1,layers)
     void *plan_work, *route_work;
-    real *stage;              // (BT*K,C) rows on their way to or from other nodes
-    wide *stage_weight;       // (BT*K)
+    int64_t *traffic;         // (micros+1,layers,2) of the routes
+    // Windows, with more than one node: crossings on their way out and back, N blocks of route_room
+    real *stage, *relay;      // (N*room,C) of this rank's tokens; of other nodes' that it passes on
+    wide *stage_weight, *relay_weight; // (N*room,Q)
+    int *meta;                // (N*room,2Q)
+    real *const *stage_at;    // device table (1)
     real *dy_rows;            // (M,C) window: received output gradients
-    real *const *dy_rows_at;  // device table (R+1)
+    real *const *dy_rows_at;  // device table (R)
     real *rows_out;           // (M,C) window: what goes back: outputs, or input gradients
     const real *const *rows_out_at;
     wide *weight_out;         // (M) window: gradients of the routing weights
     const wide *const *weight_out_at;
     real *slots;              // (S, unit) window: weights of the copies
     wide *d_slots;            // (S, unit) window: their gradients
-    wide *d_stage;            // (H*(N-1), unit) gradients of copies on other nodes, on their way home
-    const wide *const *d_slots_at; // device table (R+1), staging last
+    wide *d_stage;            // (H*(N-1), unit) window: gradients of copies on other nodes, on their way home
+    const wide *const *d_slots_at; // device table (R+1): d_slots of every rank of this node, then d_stage
+    wide *const *d_stage_at;  // device table (R)
     real *h, *dh;             // (M,F)
     real *shared_h, *shared_dh; // (BT, shared)
     wide *dweight, *dlogits;  // (BT,K), (BT,E)
     PlanInfo *info_host;      // (micros,layers)
+    int64_t *traffic_host;    // (micros,layers,2)
     int64_t *seen_host;       // (layers,E) of the world, as the last moe_stats summed them
     int64_t *seen_dev;        // (layers,E) all layers' seen
     double *losses_dev;       // (layers,2) all layers' losses
@@ -66,10 +74,17 @@ struct Moe {
 // moe/router.c
 void router_forward(Moe *m, Layer *l, const real *x, int B, int T, MoePass pass);
 void router_backward(Moe *m, Layer *l, real *dx, const real *x, int B, int T, MoePass pass);
-// moe/expert.c: the J groups of rows in the receive buffer
-void experts_forward(Moe *m, Layer *l);
-void experts_backward(Moe *m, Layer *l);
-// moe/copies.c
-void copies_fetch(Moe *m, Layer *l);   // weights of the plan's copies into the slots
-void copies_return(Moe *m, Layer *l);  // their gradients to the home experts
+// moe/dispatch.c: adjoints of each other, each used forward and backward
+void dispatch(Moe *m, Layer *l, real *const *rows_at, const real *x, const wide *w, int BT);
+void combine(Moe *m, Layer *l, real *y, wide *dw, const real *add, int BT);
+// moe/expert.c: rows of groups [from, to) of the receive buffer, and of all J
+void experts_up(Moe *m, Layer *l, int from, int to);        // gate and up products
+void experts_down(Moe *m, Layer *l);                        // the rest of the forward
+void experts_down_bwd(Moe *m, Layer *l, int from, int to);  // gradient by h
+void experts_up_bwd(Moe *m, Layer *l);                      // the rest of the backward
+// moe/copies.c: between start and finish the ranks compute. Collective over the node.
+void copies_start(Moe *m, Layer *l);        // weights of the plan's copies on their way into the slots
+void copies_finish(Moe *m, Layer *l);
+void copies_return_start(Moe *m, Layer *l); // their gradients on their way to the home experts
+void copies_return_finish(Moe *m, Layer *l);
 #endif

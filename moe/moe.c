@@ -14,7 +14,12 @@ static int64_t max_rows(const MoeConfig *c, int R) {
     return (int64_t)R * c->max_BT * (c->K < J ? c->K : J);
 }
 
-static void check(const MoeConfig *c, int R) {
+static RouteShape shape_of(const MoeConfig *c, int R, int N) {
+    return (RouteShape){.R = R, .N = N, .E = c->E, .K = c->K, .S = c->S, .max_BT = c->max_BT, .dedup = c->dedup,
+                        .slicing = !(c->plan.without & PLAN_NO_SLICING)};
+}
+
+static void check(const MoeConfig *c, int R, int N) {
     CHECK_USAGE(c->E >= 1 && c->E % R == 0,
                 "%d experts on %d ranks: every rank must hold as many (hint: choose --experts a multiple of --ep, or another --ep)",
                 c->E, R);
@@ -24,6 +29,8 @@ static void check(const MoeConfig *c, int R) {
                 "(hint: --no-renorm, or --topk 2)");
     CHECK_USAGE(max_rows(c, R) * (c->K + 1) < INT_MAX / 2,
                 "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)", (long long)max_rows(c, R));
+    CHECK_USAGE((int64_t)N * c->max_BT * c->K * 2 < INT_MAX, "%d nodes and %d tokens with %d experts each: more pairs that may cross than an "
+                "int counts (hint: a smaller --micro-batch)", N, c->max_BT, c->K);
 }
 
 static void *upload(Dev *d, const void *host, size_t bytes, const char *what) {
@@ -61,18 +68,33 @@ static void *blocks_table(Moe *m, real *const *experts, void *const *slots) {
 }
 
 typedef struct Windows { // host tables over ep
-    void **rows, **weights, **rows_out, **weight_out, **dy, **slots, **d_slots;
+    void **rows, **weights, **rows_out, **weight_out, **dy, **slots, **d_slots, **in;
 } Windows;
+
+// What crosses nodes, on its way
+static void crossing_windows(Moe *m, Windows *w) {
+    const MoeConfig *c = &m->c;
+    int64_t rows = (int64_t)SIZE(m->N, route_room(m->shape)), Q = route_pairs(m->shape);
+    int me = m->me;
+    m->stage = comm_window(m->ep, SIZE(rows, c->C, sizeof(real)), "rows to other nodes")[me];
+    m->relay = comm_window(m->ep, SIZE(rows, c->C, sizeof(real)), "rows from other nodes")[me];
+    m->stage_weight = comm_window(m->ep, SIZE(rows, Q, sizeof(wide)), "weights to other nodes")[me];
+    m->relay_weight = comm_window(m->ep, SIZE(rows, Q, sizeof(wide)), "weights from other nodes")[me];
+    m->meta = comm_window(m->ep, SIZE(rows, 2, Q, sizeof(int)), "meta to other nodes")[me];
+    w->in = comm_window(m->ep, SIZE(c->training ? c->layers : 1, rows, 2, Q, sizeof(int)), "meta from other nodes");
+    m->stage_at = upload(m->d, &m->stage, sizeof m->stage, "tables");
+}
 
 static Windows make_windows(Moe *m) {
     const MoeConfig *c = &m->c;
     int slices = c->training ? c->layers : 1;
     Windows w = {0};
+    if (m->N > 1) crossing_windows(m, &w);
     w.rows = comm_window(m->ep, SIZE(slices, m->M, c->C, sizeof(real)), "received rows");
     w.weights = comm_window(m->ep, SIZE(slices, m->M, sizeof(wide)), "received weights");
     w.rows_out = comm_window(m->ep, SIZE(m->M, c->C, sizeof(real)), "returned rows");
     m->rows_out = w.rows_out[m->me];
-    m->rows_out_at = table_of(m->d, w.rows_out, m->R, 0, m->stage);
+    m->rows_out_at = table_of(m->d, w.rows_out, m->R, 0, NULL);
     if (c->S) {
         w.slots = comm_window(m->ep, SIZE(c->S, m->unit, sizeof(real)), "copies");
         m->slots = w.slots[m->me];
@@ -81,20 +103,30 @@ static Windows make_windows(Moe *m) {
     w.dy = comm_window(m->ep, SIZE(m->M, c->C, sizeof(real)), "received gradients");
     w.weight_out = comm_window(m->ep, SIZE(m->M, sizeof(wide)), "returned weights");
     m->dy_rows = w.dy[m->me];
-    m->dy_rows_at = table_of(m->d, w.dy, m->R, 0, m->stage);
+    m->dy_rows_at = table_of(m->d, w.dy, m->R, 0, NULL);
     m->weight_out = w.weight_out[m->me];
     m->weight_out_at = table_of(m->d, w.weight_out, m->R, 0, m->stage_weight);
     if (c->S) {
         w.d_slots = comm_window(m->ep, SIZE(c->S, m->unit, sizeof(wide)), "gradients of copies");
         m->d_slots = w.d_slots[m->me];
+        if (m->N > 1) {
+            void **d_stage = comm_window(m->ep, SIZE(m->H, m->N - 1, m->unit, sizeof(wide)), "gradients of copies on their way");
+            m->d_stage = d_stage[m->me];
+            m->d_stage_at = table_of(m->d, d_stage, m->R, 0, NULL);
+        }
         m->d_slots_at = table_of(m->d, w.d_slots, m->R, 0, m->d_stage);
     }
     return w;
 }
 
-size_t moe_window_bytes(MoeConfig c, int R) {
-    size_t rows = max_rows(&c, R), slices = c.training ? c.layers + 2 : 2, unit = EXPERT_SIZE(c.F, c.C);
-    return rows * (slices * c.C * sizeof(real) + slices * sizeof(wide)) + c.S * unit * (sizeof(real) + (c.training ? sizeof(wide) : 0));
+size_t moe_window_bytes(MoeConfig c, int R, int N) {
+    size_t rows = max_rows(&c, R), slices = c.training ? c.layers + 2 : 2, unit = EXPERT_SIZE(c.F, c.C), bytes;
+    bytes = rows * (slices * c.C * sizeof(real) + slices * sizeof(wide)) + c.S * unit * (sizeof(real) + (c.training ? sizeof(wide) : 0));
+    if (N == 1) return bytes;
+    RouteShape s = shape_of(&c, R, N);
+    size_t crossings = SIZE(N, route_room(s)), Q = (size_t)route_pairs(s);
+    if (c.S && c.training) bytes += SIZE(c.E / R, N - 1) * unit * sizeof(wide);
+    return bytes + crossings * (2 * c.C * sizeof(real) + 2 * Q * sizeof(wide) + slices * 2 * Q * sizeof(int)); // slices: 1 too many
 }
 
 static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, const Layer *first) {
@@ -126,11 +158,13 @@ static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, cons
     l->plan.slot = dev_alloc(d, SIZE(m->R, c->S + 1, sizeof(int)), "plans");
     l->plan.history = dev_alloc(d, SIZE(E, sizeof(int64_t)), "plans");
     dev_zero(d, l->plan.history, SIZE(E, sizeof(int64_t)));
-    l->route = route_alloc(d, BT, K, m->R, E, m->N, c->S);
+    l->route = route_alloc(d, m->shape);
+    l->route.meta = m->meta;
+    if (w->in) l->route.in = (int *)w->in[m->me] + SIZE(i, m->N, route_room(m->shape), 2, route_pairs(m->shape));
     size_t rows_skip = SIZE(i, m->M, c->C, sizeof(real)), weight_skip = SIZE(i, m->M, sizeof(wide));
     l->rows = (real *)((char *)w->rows[m->me] + rows_skip);
     l->row_weight = (wide *)((char *)w->weights[m->me] + weight_skip);
-    l->rows_at = table_of(d, w->rows, m->R, rows_skip, m->stage);
+    l->rows_at = table_of(d, w->rows, m->R, rows_skip, NULL);
     l->weight_at = table_of(d, w->weights, m->R, weight_skip, m->stage_weight);
     l->gu = dev_alloc(d, SIZE(m->M, 2, c->F, sizeof(real)), "experts' activations");
     if (c->shared) l->shared_gu = dev_alloc(d, SIZE(BT, 2, c->shared, sizeof(real)), "shared expert's activations");
@@ -138,11 +172,13 @@ static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, cons
 
 Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *params) {
     const CommInfo *info = comm_info(ep);
-    check(&c, info->size);
+    check(&c, info->size, info->N);
     cost_check(&c.cost, info->N, info->G, c.E);
     Moe *m = host_alloc(sizeof *m);
     *m = (Moe){.d = d, .ep = ep, .world = world, .c = c, .R = info->size, .N = info->N, .me = info->rank};
     m->H = c.E / m->R, m->J = m->H + c.S, m->M = (int)max_rows(&c, m->R), m->unit = EXPERT_SIZE(c.F, c.C);
+    m->shape = shape_of(&c, m->R, m->N);
+    route_slice(&m->part_at, &m->part, m->unit, m->me, m->shape);
     int BT = c.max_BT, E = c.E, slots = c.micros + 1;
     m->count = dev_alloc(d, SIZE(E, sizeof(int)), "router");
     m->seen = dev_alloc(d, SIZE(E, sizeof(int)), "router");
@@ -159,9 +195,9 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
     m->info = dev_alloc(d, SIZE(slots, c.layers, sizeof(PlanInfo)), "plans");
     dev_zero(d, m->info, SIZE(slots, c.layers, sizeof(PlanInfo)));
     m->plan_work = dev_alloc(d, plan_work_bytes(m->R, E, m->N, c.S), "plans");
-    m->route_work = dev_alloc(d, route_work_bytes(m->R, E, c.S), "plans");
-    m->stage = dev_alloc(d, SIZE(BT, c.K, c.C, sizeof(real)), "staging");
-    m->stage_weight = dev_alloc(d, SIZE(BT, c.K, sizeof(wide)), "staging");
+    m->traffic = dev_alloc(d, SIZE(slots, c.layers, 2, sizeof(int64_t)), "plans");
+    dev_zero(d, m->traffic, SIZE(slots, c.layers, 2, sizeof(int64_t)));
+    m->route_work = dev_alloc(d, route_work_bytes(m->shape), "plans");
     m->h = dev_alloc(d, SIZE(m->M, c.F, sizeof(real)), "experts' activations");
     if (c.shared) m->shared_h = dev_alloc(d, SIZE(BT, c.shared, sizeof(real)), "shared expert's activations");
     if (c.training) {
@@ -169,12 +205,12 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
         m->dweight = dev_alloc(d, SIZE(BT, c.K, sizeof(wide)), "router");
         m->dlogits = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
         if (c.shared) m->shared_dh = dev_alloc(d, SIZE(BT, c.shared, sizeof(real)), "shared expert's activations");
-        if (c.S && m->N > 1) m->d_stage = dev_alloc(d, SIZE(m->H, m->N - 1, m->unit, sizeof(wide)), "gradients of copies");
     }
     Windows w = make_windows(m);
     m->layer = host_alloc(SIZE(c.layers, sizeof(Layer)));
     for (int i = 0; i < c.layers; i++) layer_init(m, i, &params[i], &w, m->layer);
     m->info_host = host_alloc(SIZE(c.micros, c.layers, sizeof(PlanInfo)));
+    m->traffic_host = host_alloc(SIZE(c.micros, c.layers, 2, sizeof(int64_t)));
     m->seen_host = host_alloc(SIZE(c.layers, E, sizeof(int64_t)));
     return m;
 }
@@ -182,6 +218,7 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
 void moe_free(Moe *m) { // device memory goes with the device, windows with the group
     free(m->layer);
     free(m->info_host);
+    free(m->traffic_host);
     free(m->seen_host);
     free(m);
 }
@@ -202,8 +239,11 @@ static void sum_plans(Moe *m, MoeStats *s) {
     const MoeConfig *c = &m->c;
     int n = c->micros * c->layers, groups = comm_info(m->world)->size / m->R;
     dev_download(m->d, m->info_host, m->info, SIZE(n, sizeof(PlanInfo)));
+    dev_download(m->d, m->traffic_host, m->traffic, SIZE(n, 2, sizeof(int64_t)));
     double ratio[2] = {0, 0}, worst[2] = {0, 0};
-    int64_t sum[9] = {0};
+    int64_t sum[10] = {0};
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < 2; k++) sum[8 + k] += m->traffic_host[2 * i + k];
     for (int i = 0; i < n && m->me == 0; i++) {
         const PlanInfo *p = &m->info_host[i];
         if (p->total > 0) {
@@ -211,17 +251,18 @@ static void sum_plans(Moe *m, MoeStats *s) {
             ratio[0] += before, ratio[1] += after;
             worst[0] = fmax(worst[0], before), worst[1] = fmax(worst[1], after);
         }
-        int64_t add[9] = {p->pairs_self, p->pairs_node, p->pairs_inter, p->inter_copies + p->node_copies, p->copies, p->copies > 0,
+        int64_t add[8] = {p->pairs_self, p->pairs_node, p->pairs_inter, p->inter_copies + p->node_copies, p->copies, p->copies > 0,
                           p->total > 0, p->total};
         for (int k = 0; k < 8; k++) sum[k] += add[k];
     }
-    comm_sum_int64(m->world, sum, 9);
+    comm_sum_int64(m->world, sum, 10);
     comm_sum_double(m->world, ratio, 2);
     comm_max_double(m->world, worst, 2);
-    // a pair: dispatch and combine, forward and backward; a weight out, its gradient back
-    double rows = 4.0 * c->C * sizeof(real) + 2 * sizeof(wide);
-    s->pairs_self = sum[0], s->pairs_node = sum[1], s->pairs_inter = sum[2];
-    s->bytes_node = (int64_t)(s->pairs_node * rows), s->bytes_inter = (int64_t)(s->pairs_inter * rows);
+    // a row: dispatch and combine, forward and backward; a weight out, its gradient back; with what crosses also its meta
+    int64_t row = 4 * c->C * sizeof(real), Q = route_pairs(m->shape);
+    s->pairs_self = sum[0], s->pairs_node = sum[1], s->pairs_inter = sum[2], s->crossings = sum[8];
+    s->bytes_node = (s->pairs_node + sum[9]) * (row + 2 * sizeof(wide));
+    s->bytes_inter = s->crossings * (row + Q * (2 * sizeof(wide) + 2 * sizeof(int)));
     s->weight_bytes = sum[3] * (int64_t)(m->unit * (2 * sizeof(real) + sizeof(wide)));
     s->copies = sum[4], s->plans_with_copies = sum[5], s->plans = (int64_t)n * groups;
     s->rank_before = sum[6] ? ratio[0] / sum[6] : 1, s->rank_after = sum[6] ? ratio[1] / sum[6] : 1;

@@ -31,6 +31,8 @@ typedef struct MoeConfig {
     int training;            // 0: no backward, no buffers for it
     AuxScope scope;
     int S;                   // slots per rank
+    int dedup;               // a token crosses to a node once, not once per pair
+    int even;                // an even choice of experts replaces the router's: no training method, the ceiling of speed
     Cost cost;
     PlanOptions plan;
 } MoeConfig;
@@ -48,7 +50,7 @@ typedef struct Moe Moe;
 // ep: the expert-parallel group; world: everyone (global scope of the balance loss). params: one per MoE layer.
 // Refuses (STATUS_USAGE): E not divisible by R; K > E; K = 1 with renorm when E > 1; sizes past int rows.
 Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *params);
-size_t moe_window_bytes(MoeConfig c, int R); // what moe_init will ask for in windows, besides dev_alloc
+size_t moe_window_bytes(MoeConfig c, int R, int N); // what moe_init will ask for in windows, besides dev_alloc
 void moe_free(Moe *m);
 
 // Weight of one token in the step's losses: coefficient / (MoE layers * tokens of the step over all ranks). micro: index of the
@@ -71,7 +73,9 @@ typedef struct MoeStats {
     double rank_before, rank_after;         // rank max/mean without and with the plan: mean over (layer, microbatch)
     double rank_before_max, rank_after_max; // the largest
     int64_t pairs_self, pairs_node, pairs_inter; // over layers, microbatches and EP groups
-    int64_t bytes_node, bytes_inter;        // of activations and routing weights, forward and backward
+    int64_t crossings;                      // rows that went to another node: tokens or, without dedup, pairs
+    int64_t bytes_node, bytes_inter;        // of activations and routing weights, forward and backward; bytes_node with what relays
+                                            // pass on, bytes_inter with the crossings' meta
     int64_t weight_bytes;                   // copies out and gradients back
     int64_t copies, plans_with_copies, plans, dropped;
 } MoeStats;

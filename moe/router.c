@@ -9,7 +9,8 @@
 #include <math.h>
 
 static RouterShape shape_of(const Moe *m, int BT) {
-    return (RouterShape){.BT = BT, .E = m->c.E, .K = m->c.K, .score = m->c.score, .renorm = m->c.renorm, .scale = m->c.routed_scale};
+    return (RouterShape){.BT = BT, .E = m->c.E, .K = m->c.K, .score = m->c.score, .renorm = m->c.renorm, .scale = m->c.routed_scale,
+                         .even = m->c.even, .first = m->me * m->c.max_BT};
 }
 
 static void balance_losses(Moe *m, Layer *l, int B, int T) {

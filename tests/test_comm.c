@@ -93,29 +93,34 @@ static void test_nested(void **state) {
     assert_int_equal(failures, 0);
 }
 
-// A message longer than 32 bits can count. Sparse: what is never written costs nothing.
+// Messages longer than 32 bits can count: rows, and a block. Sparse: what is never written costs nothing.
 enum { BIG_ROWS = 1025 };
 static void big(Comm *c, void *arg) {
     atomic_int *failures = arg;
     size_t row_bytes = 1 << 20, bytes = BIG_ROWS * row_bytes;
-    int rank = comm_info(c)->rank, one = 1, none = 0;
-    char *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (rank == 0)
-        for (size_t k = 0; k < BIG_ROWS; k++) memcpy(x + k * row_bytes + k, &k, sizeof k);
-    RowSeg seg = {1 - rank, 0, BIG_ROWS};
-    comm_rows(c, x, &seg, rank ? &one : &none, x, &seg, rank ? &none : &one, row_bytes);
-    for (size_t k = 0, got; k < BIG_ROWS && rank; k++) {
-        memcpy(&got, x + k * row_bytes + k, sizeof got);
-        if (got != k) atomic_fetch_add(failures, 1);
+    int rank = comm_info(c)->rank, one = 1, none = 0, n_send[2] = {0, rank ? 0 : BIG_ROWS}, n_recv[2];
+    char **from = (char **)comm_window(c, 2 * bytes, "from"), **to = (char **)comm_window(c, 2 * bytes, "to"), *block = to[rank];
+    for (size_t k = 0; k < BIG_ROWS && rank == 0; k++) memcpy(from[0] + bytes + k * row_bytes + k, &k, sizeof k);
+    comm_rows(c, &(Rows){to[rank], from[rank], row_bytes}, 1, n_recv, n_send, 0, BIG_ROWS);
+    if (n_recv[0] != (rank ? BIG_ROWS : 0) || n_recv[1] != 0) atomic_fetch_add(failures, 1);
+    for (int twice = 0; twice < 2; twice++) {
+        for (size_t k = 0, got; k < BIG_ROWS && rank; k++) {
+            memcpy(&got, block + k * row_bytes + k, sizeof got);
+            if (got != k) atomic_fetch_add(failures, 1);
+        }
+        if (comm_bytes_sent(c) != (rank ? 0 : bytes << twice)) atomic_fetch_add(failures, 1);
+        if (twice) break;
+        BlockSeg seg = {1 - rank, rank, 1}; // the second block of the window
+        comm_blocks_start(c, (void **)to, &seg, rank ? &one : &none, (const void *const *)from, &seg, rank ? &none : &one, bytes, 0, bytes);
+        comm_blocks_finish(c);
+        block += bytes;
     }
-    if (comm_bytes_sent(c) != (rank ? 0 : bytes)) atomic_fetch_add(failures, 1);
-    munmap(x, bytes);
 }
 
 static void test_big(void **state) {
     (void)state;
     atomic_int failures = 0;
-    comm_run(NULL, NULL, 2, 0, big, &failures);
+    comm_run(NULL, NULL, 2, 2, big, &failures);
     assert_int_equal(failures, 0);
 }
 
@@ -127,9 +132,11 @@ typedef struct Fault {
 static void faulty(Comm *c, void *p) {
     const Fault *f = p;
     const CommInfo *i = comm_info(c);
-    int one = 1, none = 0;
+    int one = 1, none = 0, sends = i->rank == 0 ? 2 : 0, n_send[2] = {sends, sends}, n_recv[2] = {1, 1};
     char x[256] = {0}, y[256];
-    RowSeg seg = {f->kind == 6 ? f->arg : 1 - i->rank, 0, i->rank == 0 ? 2 : 1};
+    void *window[2] = {x, x}, *other[2] = {y, y};
+    Rows rows = {y, x, 8};
+    BlockSeg seg = {f->kind == 6 ? f->arg : 1 - i->rank, i->rank, 0};
     switch (f->kind) {
     case 0: comm_barrier(c); break;
     case 1: comm_block(c, f->arg); break;
@@ -139,12 +146,31 @@ static void faulty(Comm *c, void *p) {
         comm_barrier(c);
         break;
     case 4: CHECK_DATA(0, "all see this"); break;
-    case 5: comm_rows(c, y, &seg, i->rank ? &one : &none, x, &seg, i->rank ? &none : &one, 8); break; // 2 rows sent, 1 expected
-    case 6: comm_rows(c, y, &seg, &one, x, &seg, &one, 8); break;                                    // peer that is not there
+    case 5: comm_rows(c, &rows, 1, n_recv, n_send, 1, 4); break; // 2 rows sent, 1 expected
+    case 6: // a node that is not there
+        comm_blocks_start(c, other, &seg, &one, (const void *const *)window, &seg, &one, 8, 0, 8);
+        break;
     case 7: // the same number of bytes, from different calls
-        if (i->rank == 0) comm_rows(c, y, &seg, &none, x, &seg, &none, 8);
-        seg.n = 1;
-        comm_rows(c, y, &seg, i->rank ? &one : &none, x, &seg, i->rank ? &none : &one, 8);
+        if (i->rank == 0) comm_blocks_start(c, other, &seg, &none, (const void *const *)window, &seg, &none, 8, 0, 8);
+        comm_rows(c, &rows, 1, n_recv, n_send, 0, 4);
+        break;
+    case 9: // a block more is expected than was sent: told by the one that came
+        comm_blocks_start(c, other, (BlockSeg[]){seg, seg}, i->rank ? &f->arg : &none, (const void *const *)window, &seg, i->rank ? &none : &one, 8, 0, 8);
+        comm_blocks_finish(c);
+        break;
+    case 10: // none was sent and one is expected: told by the next call's message
+        comm_blocks_start(c, other, &seg, i->rank ? &one : &none, (const void *const *)window, &seg, &none, 8, 0, 8);
+        comm_rows(c, &rows, 1, n_recv, n_send, 0, 4);
+        comm_blocks_finish(c);
+        break;
+    case 11: comm_rows(c, &rows, 1, n_recv, n_send, 0, 1); break; // more than there is room for
+    case 12: // a rank that never comes
+        if (i->rank == 0) comm_rows(c, &rows, 1, n_recv, n_send, 0, 4);
+        else usleep(10 * 1000 * 1000);
+        break;
+    case 13:
+        if (i->rank == 0) comm_node_barrier(c);
+        else usleep(10 * 1000 * 1000);
         break;
     default: comm_window(c, SIZE_MAX, "absurd");
     }
@@ -170,8 +196,9 @@ static void test_faults(void **state) {
     fault_says((Fault){6, 2, 1, 2}, STATUS_USAGE, "unevenly"); // 2 nodes of 3
     fault_says((Fault){6, 2, 2, 2}, STATUS_USAGE, "unevenly");
     fault_says((Fault){4, 0, 2, 3}, STATUS_USAGE, "stride 3");
-    fault_says((Fault){2, 0, 6, 2}, STATUS_COMM, "expected a peer below 2");
-    fault_says((Fault){2, 0, 6, -1}, STATUS_COMM, "expected a peer below 2");
+    fault_says((Fault){2, 2, 6, 2}, STATUS_COMM, "expected another node than");
+    fault_says((Fault){2, 2, 6, -1}, STATUS_COMM, "expected another node than");
+    fault_says((Fault){2, 2, 11, 0}, STATUS_COMM, "2 rows to node 1, expected 0 to 1");
     fault_says((Fault){2, 0, 8, 0}, STATUS_USAGE, "absurd");
     double start = seconds();
     fault_says((Fault){4, 2, 3, 2}, STATUS_NUMERIC, "rank 2: tests/test_comm.c:");
@@ -182,10 +209,38 @@ static void test_faults(void **state) {
     c = child_call(run_fault, &(Fault){1, 0, 4, 0});
     assert_true(child_says(&c, STATUS_DATA, "all see this"));
     assert_null(strstr(c.out, "rank")); // there is only one
-    for (int nodes = 1; nodes <= 2; nodes++) {
-        fault_says((Fault){2, nodes, 5, 1}, STATUS_COMM, "disagree");
-        fault_says((Fault){2, nodes, 7, 1}, STATUS_COMM, "disagree");
-    }
+    static const int disagree[] = {5, 7, 9, 10};
+    for (int k = 0; k < 4; k++) fault_says((Fault){2, 2, disagree[k], 2}, STATUS_COMM, "disagree");
+}
+
+#ifdef USE_MPI
+// ---- processes -----------------------------------------------------------------------------------------------------------
+static void mpirun_says(const char *arguments, int ranks, int status, const char *part, int limit_s) {
+    char *program = program_path("test_comm_mpi");
+    char *command = str_format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n %d '%s' %s",
+                               ranks, program,
+                               arguments);
+    double start = seconds();
+    Child c = child_shell(command, NULL, 0);
+    assert_true(child_says(&c, status, part));
+    assert_true(seconds() - start < limit_s);
+    free(command);
+    free(program);
+}
+#endif
+
+// No wait is for ever.
+static void test_patience(void **state) {
+    (void)state;
+    setenv("MOE_PATIENCE", "0.5", 1);
+    fault_says((Fault){2, 2, 12, 0}, STATUS_COMM, "rank 0 has waited 0.5 s for rank 1");
+    fault_says((Fault){2, 1, 13, 0}, STATUS_COMM, "at a barrier that 1 of the node's 2 ranks");
+#ifdef USE_MPI
+    mpirun_says("late 1", 2, STATUS_COMM, "rank 0 has waited 0.5 s for rank 1", 20);
+#endif
+    setenv("MOE_PATIENCE", "soon", 1);
+    fault_says((Fault){2, 1, 0, 0}, STATUS_USAGE, "expected seconds");
+    unsetenv("MOE_PATIENCE");
 }
 
 static void launched_alone(void *arg) {
@@ -209,20 +264,6 @@ static void test_launcher_faults(void **state) {
 }
 
 #ifdef USE_MPI
-// ---- processes -----------------------------------------------------------------------------------------------------------
-static void mpirun_says(const char *arguments, int ranks, int status, const char *part, int limit_s) {
-    char *program = program_path("test_comm_mpi");
-    char *command = str_format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n %d '%s' %s",
-                               ranks, program,
-                               arguments);
-    double start = seconds();
-    Child c = child_shell(command, NULL, 0);
-    assert_true(child_says(&c, status, part));
-    assert_true(seconds() - start < limit_s);
-    free(command);
-    free(program);
-}
-
 static void test_process_faults(void **state) {
     (void)state;
     char *program = program_path("test_comm_mpi");
@@ -244,7 +285,7 @@ int main(int argc, char **argv) {
     alarm(300); // a test that hangs is a failed one
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_world), cmocka_unit_test(test_groups), cmocka_unit_test(test_nested), cmocka_unit_test(test_big),
-        cmocka_unit_test(test_faults), cmocka_unit_test(test_launcher_faults),
+        cmocka_unit_test(test_faults), cmocka_unit_test(test_patience), cmocka_unit_test(test_launcher_faults),
 #ifdef USE_MPI
         cmocka_unit_test(test_process_faults),
 #endif

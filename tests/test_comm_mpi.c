@@ -1,5 +1,5 @@
 // Ranks as processes: mpirun -n R build/test_comm_mpi [nodes N]. Without a launcher there is nothing to test: 77, skipped.
-// die R, die-openmp R, kill R, leave R, mismatch R: faults of rank R, for test_comm.c to look at.
+// die R, die-openmp R, kill R, leave R, late R, mismatch R: faults of rank R, for test_comm.c to look at.
 #include "kernels/check.h"
 #include "tests/common/comm_cases.h"
 #include <signal.h>
@@ -20,7 +20,7 @@ static void body(Comm *c, void *arg) {
     if (!strcmp(t->what, "die")) CHECK_NUMERIC(!mine, "a fault of one rank");
     if (!strcmp(t->what, "kill") && mine) raise(SIGKILL);
     if (!strcmp(t->what, "leave") && mine) _exit(0);
-    if (!strcmp(t->what, "mismatch") && mine) comm_rows(c, NULL, NULL, NULL, NULL, NULL, NULL, 8);
+    if (!strcmp(t->what, "late") && mine) usleep(10 * 1000 * 1000);
     if (!strcmp(t->what, "die-openmp") && mine)
 #pragma omp parallel num_threads(4)
         CHECK_NUMERIC(0, "a fault of all threads");
@@ -29,10 +29,10 @@ static void body(Comm *c, void *arg) {
         comm_cases(c);
         comm_group_cases(c);
     } else {
-        char x[8] = {0}, y[8];
-        int one = 1, none = 0;
-        RowSeg seg = {i->rank ? 0 : i->size - 1, 0, 1};
-        comm_rows(c, y, &seg, i->rank ? &none : &one, x, &seg, i->rank == i->size - 1 ? &one : &none, 8);
+        char x[64] = {0}, y[64];
+        int n[8] = {1, 1, 1, 1, 1, 1, 1, 1}, got[8];
+        Rows rows[2] = {{y, x, 8}, {y, x, 8}};
+        comm_rows(c, rows, !strcmp(t->what, "mismatch") && mine ? 2 : 1, got, n, 0, 1); // another number of messages
         comm_barrier(c);
     }
 }
@@ -44,6 +44,6 @@ int main(int argc, char **argv) {
         printf("skipped: start it as mpirun -n R %s\n", argv[0]);
         return 77;
     }
-    comm_run(&argc, &argv, 0, !strcmp(t.what, "nodes") ? t.arg : 0, body, &t);
+    comm_run(&argc, &argv, 0, !strcmp(t.what, "nodes") ? t.arg : !strcmp(t.what, "all") ? 0 : launcher_size(), body, &t);
     return 0;
 }

@@ -20,6 +20,8 @@ typedef struct Setup {
     int ranks, ep, nodes, micros;
     Policy policy;
     int slots;
+    int plain;       // 1: no dedup, 2: no slicing, or'ed
+    unsigned without; // parts of topoep
 } Setup;
 
 typedef struct Result {
@@ -27,7 +29,7 @@ typedef struct Result {
     int n;
     size_t size[MAX_PARAMS];
     double *grad[MAX_PARAMS], *param[MAX_PARAMS]; // whole tensors, experts by global id
-    int64_t copies, wire, planned;
+    int64_t copies, wire, planned, pairs, crossings;
 } Result;
 
 typedef struct Job {
@@ -93,17 +95,19 @@ static void alloc_result(Result *res, const Params *ps, const ModelConfig *c) {
     }
 }
 
-static void planned_bytes(Job *job, Moe *moe, int64_t *planned) {
+// Of the copies that cross nodes, by the plans
+static int64_t planned_bytes(Job *job, Moe *moe) {
     const ModelConfig *c = &job->model;
-    int64_t unit = (int64_t)EXPERT_SIZE(c->F, c->C), *sum = planned;
+    int64_t unit = (int64_t)EXPERT_SIZE(c->F, c->C), sum = 0;
     int *D = host_alloc(SIZE(job->s.ep, c->E, sizeof(int)));
     for (int micro = 0; micro < job->s.micros; micro++)
         for (int l = 0; l < c->L - 1; l++) {
             PlanInfo p;
             moe_demand(moe, micro, l, D, &p);
-            *sum += p.pairs_inter * (int64_t)(4 * c->C * sizeof(real) + 2 * sizeof(wide)) + p.inter_copies * unit * (int64_t)(2 * sizeof(real) + sizeof(wide));
+            sum += p.inter_copies * unit * (int64_t)(2 * sizeof(real) + sizeof(wide));
         }
     free(D);
+    return sum;
 }
 
 static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optimizer *opt) {
@@ -113,7 +117,6 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
     Moe *moe = model_moe(m);
     int rank = comm_info(world)->rank, share = B / s.ranks, n = share / s.micros;
     int *tok = host_alloc(SIZE(B, T, sizeof(int))), *target = host_alloc(SIZE(B, T, sizeof(int)));
-    int64_t planned = 0;
     for (int step = 0; step < STEPS; step++) {
         model_zero_grad(m);
         for (int i = 0; i < s.micros; i++) {
@@ -127,7 +130,7 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
         MoeStats stats;
         moe_stats(moe, &stats);
         moe_check_hashes(moe);
-        planned_bytes(job, moe, &planned);
+        int64_t planned = planned_bytes(job, moe);
         if (step == 0) collect(res, d, ps, rank, s.ep, 1);
         optimizer_set(opt, d, 0.02, step + 1);
         optimizer_step(opt, d, ps, sumsq);
@@ -135,13 +138,14 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
         comm_barrier(world);
         if (rank == 0) {
             res->loss[step] = nll / (B * T), res->norm[step] = norm, res->aux[step] = stats.aux;
-            res->copies += stats.copies;
+            res->copies += stats.copies, res->planned += planned + stats.bytes_inter;
+            res->pairs += stats.pairs_inter, res->crossings += stats.crossings;
         }
     }
     collect(res, d, ps, rank, s.ep, 0);
     double wire = (double)comm_bytes_sent(ep);
     comm_sum_double(ep, &wire, 1);
-    if (rank == 0) res->wire = (int64_t)wire, res->planned = planned;
+    if (rank == 0) res->wire = (int64_t)wire;
     free(tok);
     free(target);
 }
@@ -152,8 +156,8 @@ static void body(Comm *world, void *arg) {
     Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1});
     Comm *ep = comm_block(world, s.ep);
     ModelRun run = {.max_B = B / s.ranks / s.micros, .T = T, .micros = s.micros, .training = 1, .seed = 11, .aux_coef = 0.02, .z_coef = 0.003,
-                    .scope = job->scope, .S = s.slots, .cost = cheap_copies(comm_info(ep), s.slots),
-                    .plan = {.policy = s.policy, .block = 1}};
+                    .scope = job->scope, .S = s.slots, .cost = cheap_copies(comm_info(ep), s.slots), .dedup = !(s.plain & 1),
+                    .plan = {.policy = s.policy, .block = 1, .without = s.without | (s.plain & 2 ? PLAN_NO_SLICING : 0)}};
     Model *m = model_init(d, world, ep, &job->model, &run);
     if (comm_info(world)->rank == 0) alloc_result(job->result, model_params(m), &job->model);
     comm_barrier(world);
@@ -202,17 +206,17 @@ static double compare(const Result *a, const Result *b, int params) {
 }
 
 static const Setup setups[] = {
-    {1, 1, 1, 2, POLICY_TOPOEP, 2}, {1, 1, 1, 4, POLICY_NONE, 0},   {2, 2, 1, 1, POLICY_TOPOEP, 1}, {2, 2, 2, 2, POLICY_TOPOEP, 2},
-    {2, 1, 1, 1, POLICY_NONE, 0},   {3, 3, 1, 1, POLICY_TOPOEP, 2}, {3, 3, 3, 2, POLICY_TOPOEP, 1}, {4, 4, 1, 1, POLICY_TOPOEP, 2},
-    {4, 4, 2, 2, POLICY_TOPOEP, 1}, {4, 4, 4, 1, POLICY_TOPOEP, 2}, {4, 4, 2, 1, POLICY_NONE, 0},   {4, 2, 2, 1, POLICY_TOPOEP, 2},
-    {4, 2, 1, 1, POLICY_TOPOEP, 0}, {4, 1, 4, 1, POLICY_TOPOEP, 1}, {8, 8, 4, 1, POLICY_TOPOEP, 2}, {8, 8, 2, 1, POLICY_TOPOEP, 3},
-    {8, 4, 4, 1, POLICY_TOPOEP, 2}, {8, 4, 2, 3, POLICY_TOPOEP, 1}, {8, 2, 2, 1, POLICY_NONE, 2},   {8, 8, 1, 3, POLICY_NONE, 0},
+    {1, 1, 1, 2, POLICY_TOPOEP, 2, 0, 0}, {1, 1, 1, 4, POLICY_NONE, 0, 0, 0},   {2, 2, 1, 1, POLICY_TOPOEP, 1, 0, 0}, {2, 2, 2, 2, POLICY_TOPOEP, 2, 0, 0},
+    {2, 1, 1, 1, POLICY_NONE, 0, 0, 0},   {3, 3, 1, 1, POLICY_TOPOEP, 2, 0, 0}, {3, 3, 3, 2, POLICY_TOPOEP, 1, 0, 0}, {4, 4, 1, 1, POLICY_TOPOEP, 2, 0, 0},
+    {4, 4, 2, 2, POLICY_TOPOEP, 1, 0, 0}, {4, 4, 4, 1, POLICY_TOPOEP, 2, 0, 0}, {4, 4, 2, 1, POLICY_NONE, 0, 0, 0},   {4, 2, 2, 1, POLICY_TOPOEP, 2, 0, 0},
+    {4, 2, 1, 1, POLICY_TOPOEP, 0, 0, 0}, {4, 1, 4, 1, POLICY_TOPOEP, 1, 0, 0}, {8, 8, 4, 1, POLICY_TOPOEP, 2, 0, 0}, {8, 8, 2, 1, POLICY_TOPOEP, 3, 0, 0},
+    {8, 4, 4, 1, POLICY_TOPOEP, 2, 0, 0}, {8, 4, 2, 3, POLICY_TOPOEP, 1, 0, 0}, {8, 2, 2, 1, POLICY_NONE, 2, 0, 0},   {8, 8, 1, 3, POLICY_NONE, 0, 0, 0},
 };
 static const Setup others[] = { // the other balancers; eplb plans by the past, and so differently for every layout
-    {4, 4, 2, 1, POLICY_EPLB, 2},    {4, 4, 2, 1, POLICY_FASTERMOE, 2}, {4, 4, 2, 2, POLICY_LLEP, 2}, {4, 4, 1, 1, POLICY_ECHO, 3},
-    {4, 4, 2, 1, POLICY_LPLB, 1},    {4, 4, 2, 1, POLICY_ULTRAEP, 2},   {8, 8, 4, 1, POLICY_MOONEP, 3}, {8, 4, 4, 1, POLICY_EPLB, 1},
+    {4, 4, 2, 1, POLICY_EPLB, 2, 0, 0},    {4, 4, 2, 1, POLICY_FASTERMOE, 2, 0, 0}, {4, 4, 2, 2, POLICY_LLEP, 2, 0, 0}, {4, 4, 1, 1, POLICY_ECHO, 3, 0, 0},
+    {4, 4, 2, 1, POLICY_LPLB, 1, 0, 0},    {4, 4, 2, 1, POLICY_ULTRAEP, 2, 0, 0},   {8, 8, 4, 1, POLICY_MOONEP, 3, 0, 0}, {8, 4, 4, 1, POLICY_EPLB, 1, 0, 0},
 };
-static const Setup one = {1, 1, 1, 1, POLICY_NONE, 0};
+static const Setup one = {1, 1, 1, 1, POLICY_NONE, 0, 0, 0};
 
 static void check_list(const Setup *list, size_t n, AuxScope scope, int optimizer, ModelConfig model, int params) {
     Result want = run_setup(one, model, scope, optimizer);

@@ -228,8 +228,9 @@ static void rows(Lab *l, const int *dim) {
     void *dev_to = lab_bytes(l, to, sizeof to), *dev_wto = lab_bytes(l, wto, sizeof wto);
     real *dev_x = lab_real(l, x, nx);
     int *dev_peer = lab_int(l, peer, pairs), *dev_row = lab_int(l, row, pairs);
-    dev_scatter_rows(l->d, dev_to, dev_wto, dev_x, lab_wide(l, w, pairs), dev_peer, dev_row, BT, K, C);
-    dev_scatter_rows(l->d, lab_bytes(l, plain, sizeof plain), NULL, dev_x, NULL, dev_peer, dev_row, BT, K, C);
+    RowMap map = {.BT = BT, .K = K, .ld = K, .peer = dev_peer, .row = dev_row};
+    dev_scatter_rows(l->d, dev_to, dev_wto, dev_x, lab_wide(l, w, pairs), map, C);
+    dev_scatter_rows(l->d, lab_bytes(l, plain, sizeof plain), NULL, dev_x, NULL, map, C);
     for (int i = 0; i < P; i++) {
         double *got = lab_get(l, to[i], SIZE(M, C)), *got_plain = lab_get(l, plain[i], SIZE(M, C));
         double *got_w = lab_get_wide(l, wto[i], M);
@@ -251,7 +252,7 @@ static void rows(Lab *l, const int *dim) {
     for (int with_add = 0; with_add < 3; with_add++) { // none, apart, in place
         real *dev_add = lab_real(l, add, nx), *y = with_add == 2 ? dev_add : lab_real(l, NULL, nx);
         wide *dw = with_add == 1 ? NULL : lab_wide(l, NULL, pairs);
-        dev_gather_rows(l->d, y, dw, with_add ? dev_add : NULL, dev_to, dev_wto, dev_peer, dev_row, BT, K, C);
+        dev_gather_rows(l->d, y, dw, with_add ? dev_add : NULL, dev_to, dev_wto, map, C);
         ref_gather(want, want_w, with_add ? add : NULL, dst, wdst, peer, row, BT, K, M, C);
         for (size_t i = 0; i < nx; i++) bound[i] = REAL_EPS * (K + 1) * (fabs(add[i]) + K * fabs(x[i]));
         lab_close_to("gather y", lab_get(l, y, nx), want, bound, nx);
@@ -264,6 +265,65 @@ static void test_rows(void **state) {
     static const int dims[][LAB_DIMS] = {{0, 2, 5, 1},   {1, 1, 1, 1},    {9, 3, 7, 2},
                                          {33, 8, 64, 4}, {70, 2, 129, 3}, {5, 6, 1000, 8}};
     RUN(rows, dims);
+}
+
+// The other forms of a map: blocks with only their first tokens there, pairs apart from each other (ld), one buffer without a list of
+// peers, weights at rows of their own (of which some belong to no row here). dims: blocks, room, K, C
+static void mapped_rows(Lab *l, const int *dim) {
+    int BT = dim[0] * dim[1], room = dim[1], K = dim[2], C = dim[3], ld = 2 * K + 1, M = BT * K + 1;
+    size_t nx = SIZE(BT, C), pairs = SIZE(BT, K), lists = SIZE(BT, ld);
+    int *n = lab_ints(l, dim[0], room + 1), *row = lab_ints(l, lists, 3), *wrow = lab_ints(l, lists, 4), *plain = lab_filled(l, pairs, 0);
+    int *there = lab_filled(l, BT, 0), *wplain = lab_filled(l, pairs, 0), *peer = lab_filled(l, pairs, 0);
+    for (int t = 0, next = 0; t < BT; t++) {
+        there[t] = t % room < n[t / room];
+        for (int k = 0; k < K; k++, next++) {
+            int *r = &row[(size_t)t * ld + k], *w = &wrow[(size_t)t * ld + k];
+            *r = *r ? next : -1, *w = *w ? M - 1 - next : -1;
+            plain[t * K + k] = there[t] ? *r : -1, wplain[t * K + k] = there[t] ? *w : -1;
+        }
+    }
+    double *x = lab_random(l, nx, -1, 1), *w = lab_random(l, pairs, 0, 1), *dst = lab_zeros(l, SIZE(M, C)), *wdst = lab_zeros(l, M);
+    double *unused = lab_zeros(l, SIZE(M, C)), *unused_w = lab_zeros(l, M);
+    for (size_t i = 0; i < SIZE(M, C); i++) dst[i] = NAN;
+    for (int i = 0; i < M; i++) wdst[i] = NAN;
+    ref_scatter(dst, unused_w, x, w, peer, plain, BT, K, M, C);
+    ref_scatter(unused, wdst, x, w, peer, wplain, BT, K, M, C);
+    real *to = lab_real(l, NULL, SIZE(M, C)), *dev_x = lab_real(l, x, nx);
+    wide *wto = lab_wide(l, NULL, M);
+    void *to_at = lab_bytes(l, &to, sizeof to), *wto_at = lab_bytes(l, &wto, sizeof wto);
+    RowMap map = {.BT = BT, .K = K, .ld = ld, .row = lab_int(l, row, lists), .wrow = lab_int(l, wrow, lists), .n = lab_int(l, n, dim[0]), .room = room};
+    dev_scatter_rows(l->d, to_at, wto_at, dev_x, lab_wide(l, w, pairs), map, C);
+    double *got = lab_get(l, to, SIZE(M, C)), *got_w = lab_get_wide(l, wto, M);
+    for (int r = 0; r < M; r++) {
+        if (isnan(dst[SIZE(r, C)])) lab_poisoned("mapped row", got + SIZE(r, C), C);
+        else lab_equal("mapped row", got + SIZE(r, C), dst + SIZE(r, C), C);
+        if (isnan(wdst[r])) lab_poisoned("mapped weight", got_w + r, 1);
+        else lab_equal("mapped weight", got_w + r, wdst + r, 1);
+    }
+    real *y = lab_real(l, NULL, nx);
+    wide *dw = lab_wide(l, NULL, pairs);
+    dev_gather_rows(l->d, y, dw, NULL, to_at, wto_at, map, C);
+    double *want = lab_zeros(l, nx), *want_w = lab_zeros(l, pairs), *bound = lab_zeros(l, nx), *ignored = lab_zeros(l, pairs);
+    ref_gather(want, ignored, NULL, dst, unused_w, peer, plain, BT, K, M, C);
+    ref_gather(unused, want_w, NULL, unused, wdst, peer, wplain, BT, K, M, C);
+    for (size_t i = 0; i < nx; i++) bound[i] = REAL_EPS * (K + 1) * K * fabs(x[i]);
+    double *got_y = lab_get(l, y, nx);
+    got_w = lab_get_wide(l, dw, pairs);
+    for (int t = 0; t < BT; t++) {
+        if (there[t]) {
+            lab_close_to("mapped y", got_y + SIZE(t, C), want + SIZE(t, C), bound + SIZE(t, C), C);
+            lab_equal("mapped dw", got_w + t * K, want_w + t * K, K);
+        } else {
+            lab_poisoned("mapped y", got_y + SIZE(t, C), C);
+            lab_poisoned("mapped dw", got_w + t * K, K);
+        }
+    }
+}
+
+static void test_mapped_rows(void **state) {
+    (void)state;
+    static const int dims[][LAB_DIMS] = {{1, 1, 1, 1}, {2, 9, 3, 7}, {4, 20, 4, 65}, {3, 0, 2, 5}};
+    RUN(mapped_rows, dims);
 }
 
 // ---- whole arrays ----------------------------------------------------------------------------------------------------
@@ -553,7 +613,7 @@ int main(void) {
         cmocka_unit_test(test_rmsnorm),
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_rows_past_the_room_are_refused),
-        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_rows), cmocka_unit_test(test_mapped_rows),
         cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_cross_entropy),
         cmocka_unit_test(test_cross_entropy_extremes),

@@ -13,6 +13,7 @@ typedef struct Case {
     int R, E, N, S, K, BT[16]; // tokens per rank
     int *idx[16], *ord[16], *D;
     Plan plan;
+    RouteShape shape;
     Route route[16];
 } Case;
 
@@ -56,17 +57,23 @@ static void make_plan(Case *c) {
     }
 }
 
-static Case *make_case(Dev *d, int R, int E, int N, int S, int K, int max_BT, int drop) {
+static Case *make_case(Dev *d, const int *dim, int max_BT, int drop, int dedup, int slicing) {
+    int R = dim[0], E = dim[1], N = dim[2], S = dim[3], K = dim[4];
     Case *c = host_alloc(sizeof *c);
     *c = (Case){.R = R, .E = E, .N = N, .S = S, .K = K};
+    c->shape = (RouteShape){.R = R, .N = N, .E = E, .K = K, .S = S, .max_BT = max_BT, .dedup = dedup, .slicing = slicing};
+    size_t meta = SIZE(N, route_room(c->shape), 2, route_pairs(c->shape), sizeof(int));
     c->D = host_alloc(SIZE(R, E, sizeof(int)));
     c->plan = (Plan){.quota = host_alloc(SIZE(E, R, sizeof(int))), .slot = host_alloc(SIZE(R, S + 1, sizeof(int)))};
     for (int r = 0; r < R; r++) c->BT[r] = draw(4) ? draw(max_BT + 1) : 0, make_pairs(c, r, drop);
     make_plan(c);
-    void *work = dev_alloc(d, route_work_bytes(R, E, S), "work");
+    void *work = dev_alloc(d, route_work_bytes(c->shape), "work");
     for (int r = 0; r < R; r++) {
-        c->route[r] = route_alloc(d, max_BT, K, R, E, N, S);
-        route_make(d, &c->route[r], &c->plan, c->D, c->idx[r], c->ord[r], r, c->BT[r], K, R, E, N, S, work);
+        Route *t = &c->route[r];
+        *t = route_alloc(d, c->shape);
+        t->meta = dev_alloc(d, meta, "meta"), t->in = dev_alloc(d, meta, "meta");
+        t->traffic = dev_alloc(d, 2 * sizeof(int64_t), "traffic");
+        route_make(d, t, &c->plan, c->D, c->idx[r], c->ord[r], r, c->BT[r], c->shape, work);
     }
     return c;
 }
@@ -79,43 +86,63 @@ static int holds(const Case *c, int r, int j) { // expert of group j of rank r, 
 // A payload that says where it comes from: source, pair, expert.
 static int64_t payload(int s, int p, int e) { return ((int64_t)s << 40) | ((int64_t)e << 24) | p; }
 
+static int node_of(const Case *c, int r) { return r / (c->R / c->N); }
+
+// Sends a pair's row to a rank's buffer
+static int put(int64_t **rows, int **seen, int rank, int row, int64_t what) {
+    int faults = seen[rank][row]++ > 0;
+    rows[rank][row] = what;
+    return faults;
+}
+
+// The crossings of source s, by its lists: each one once, in token order, each pair in the meta of one; how many there must be
+// is counted afresh: nodes that a token's pairs go to, or pairs that leave the node.
+static int deliver_crossings(const Case *c, int s, int64_t **rows, int **seen) {
+    const Route *t = &c->route[s];
+    int X = route_crossings(c->shape), Q = route_pairs(c->shape), room = route_room(c->shape), faults = 0, next[16] = {0}, G = c->R / c->N;
+    int64_t expected = 0, passed_on = 0, in_meta = 0;
+    for (int token = 0; token < c->BT[s]; token++) {
+        int hit[16] = {0};
+        for (int k = 0; k < c->K; k++) {
+            int p = token * c->K + k, w = t->wrow[p];
+            if (c->ord[s][p] < 0 || t->peer[p] != c->R) continue;
+            int crossing = w / Q, node = crossing / room, rank = t->meta[crossing * 2 * Q + w % Q], row = t->meta[crossing * 2 * Q + Q + w % Q];
+            faults += t->cross[token * X + (c->shape.dedup ? node : k)] != crossing || node == node_of(c, s) || node_of(c, rank) != node;
+            expected += !c->shape.dedup || !hit[node]++;
+            passed_on += rank % G != s % G;
+            faults += put(rows, seen, rank, row, payload(s, p, c->idx[s][p]));
+        }
+        for (int x = 0; x < X; x++) {
+            int crossing = t->cross[token * X + x];
+            if (crossing < 0) continue;
+            faults += crossing % room != next[crossing / room]++;
+            for (int q = 0; q < Q; q++) in_meta += t->meta[crossing * 2 * Q + Q + q] >= 0;
+        }
+    }
+    for (int n = 0; n < c->N; n++) faults += t->n_out[n] != next[n], expected -= next[n];
+    int64_t far = 0, sent = 0;
+    for (int p = 0; p < c->BT[s] * c->K; p++) far += c->ord[s][p] >= 0 && t->peer[p] == c->R;
+    for (int n = 0; n < c->N; n++) sent += next[n];
+    return faults + (expected != 0) + (in_meta != far) + (t->traffic[0] != sent) + (t->traffic[1] != passed_on);
+}
+
 // Carries the pairs as dispatch does. rows[r][row] = payload; returns the number of faults.
 static int deliver(const Case *c, int64_t **rows) {
     int faults = 0;
-    int64_t *stage[16];
     int *seen[16];
-    for (int s = 0; s < c->R; s++) stage[s] = calloc(c->BT[s] * c->K + 1, sizeof(int64_t)), seen[s] = calloc(1 << 16, sizeof(int));
-    for (int s = 0; s < c->R; s++)
+    for (int s = 0; s < c->R; s++) seen[s] = calloc(1 << 16, sizeof(int));
+    for (int s = 0; s < c->R; s++) {
+        const Route *t = &c->route[s];
         for (int p = 0; p < c->BT[s] * c->K; p++) {
-            int peer = c->route[s].peer[p], row = c->route[s].row[p];
-            if ((row < 0) != (c->ord[s][p] < 0)) faults++;
-            if (row < 0) continue;
-            if (peer == c->R) {
-                stage[s][row] = payload(s, p, c->idx[s][p]);
-                continue;
-            }
-            if (peer / (c->R / c->N) != s / (c->R / c->N)) faults++;
-            faults += seen[peer][row]++ > 0;
-            rows[peer][row] = payload(s, p, c->idx[s][p]);
+            faults += (t->wrow[p] < 0) != (c->ord[s][p] < 0) || (t->row[p] >= 0 && t->wrow[p] != t->row[p]);
+            faults += t->wrow[p] >= 0 && (t->peer[p] == c->R) != (t->row[p] < 0);
+            if (t->row[p] < 0) continue;
+            faults += node_of(c, t->peer[p]) != node_of(c, s);
+            faults += put(rows, seen, t->peer[p], t->row[p], payload(s, p, c->idx[s][p]));
         }
-    for (int s = 0; s < c->R; s++)
-        for (int r = 0; r < c->R; r++) { // the i-th segment sent from s to r meets the i-th that r expects from s
-            const Route *a = &c->route[s], *b = &c->route[r];
-            int i = 0, k = 0;
-            for (;;) {
-                while (i < *a->n_send && a->send[i].peer != r) i++;
-                while (k < *b->n_recv && b->recv[k].peer != s) k++;
-                if (i == *a->n_send || k == *b->n_recv) break;
-                faults += a->send[i].n != b->recv[k].n;
-                for (int n = 0; n < a->send[i].n; n++) {
-                    faults += seen[r][b->recv[k].row + n]++ > 0;
-                    rows[r][b->recv[k].row + n] = stage[s][a->send[i].row + n];
-                }
-                i++, k++;
-            }
-            faults += i != *a->n_send || k != *b->n_recv;
-        }
-    for (int s = 0; s < c->R; s++) free(stage[s]), free(seen[s]);
+        faults += deliver_crossings(c, s, rows, seen);
+    }
+    for (int s = 0; s < c->R; s++) free(seen[s]);
     return faults;
 }
 
@@ -142,27 +169,47 @@ static int check_case(const Case *c) {
     return faults;
 }
 
-// Copies: carries weights (a number per expert) and gradients (1000 per holder) by the lists.
-static int check_copies(const Case *c) {
-    int R = c->R, H = c->E / R, S = c->S, faults = 0;
-    int slot[16][16], grad[16][16], stage[16][64 * 16], home[64] = {0};
-    memset(slot, 0xff, sizeof slot);
-    for (int r = 0; r < R; r++) {
-        for (int i = 0; i < *c->route[r].n_w_recv; i++) {
-            RowSeg want = c->route[r].w_recv[i];
-            const Route *from = &c->route[want.peer];
-            int nth = 0, k = 0;
-            for (int q = 0; q < i; q++) nth += c->route[r].w_recv[q].peer == want.peer;
-            for (; k < *from->n_w_send; k++)
-                if (from->w_send[k].peer == r && nth-- == 0) break;
-            if (k == *from->n_w_send) return 1000;
-            slot[r][want.row] = want.peer * H + from->w_send[k].row;
+// Copies: carries weights (a number per expert) and gradients (1 per holder) by the lists, every rank its part of UNIT elements.
+enum { UNIT = 1000 };
+
+// The lists of each two counterparts meet; part[r][slot] grows by what came, from the right expert. grads: the way back.
+static int carry(const Case *c, int part[16][16], int stage_part[16][64 * 16], int grads) {
+    int G = c->R / c->N, H = c->E / c->R, faults = 0;
+    for (int a = 0; a < c->R; a++)
+        for (int n = 0; n < c->N; n++) {
+            int b = n * G + a % G, k = 0;
+            size_t at, elements;
+            const Route *from = &c->route[a], *to = &c->route[b];
+            route_slice(&at, &elements, UNIT, a, c->shape);
+            for (int i = 0; i < *from->n_w_send; i++) {
+                if (from->w_send[i].node != n) continue;
+                while (k < *to->n_w_recv && to->w_recv[k].node != a / G) k++;
+                if (k == *to->n_w_recv || from->w_send[i].rank / G != a / G || to->w_recv[k].rank / G != n) return faults + 1000;
+                BlockSeg home = from->w_send[i], slot = to->w_recv[k++], back = from->g_recv[i];
+                faults += c->plan.slot[slot.rank * c->S + slot.block] != home.rank * H + home.block;
+                faults += back.node != n || back.rank != home.rank || back.block / (c->N - 1) != home.block;
+                if (grads) stage_part[back.rank][back.block] += (int)elements;
+                else part[slot.rank][slot.block] += (int)elements;
+            }
+            while (k < *to->n_w_recv && to->w_recv[k].node != a / G) k++;
+            faults += k != *to->n_w_recv;
         }
-    }
+    return faults;
+}
+
+static int check_copies(const Case *c) {
+    int R = c->R, H = c->E / R, S = c->S, G = R / c->N, faults = 0;
+    int slot[16][16], grad[16][16], part[16][16] = {0}, stage[16][64 * 16] = {0}, home[64] = {0};
+    faults += carry(c, part, stage, 0) + carry(c, part, stage, 1);
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < S; i++) {
+            faults += part[r][i] != 0 && part[r][i] != UNIT;
+            slot[r][i] = part[r][i] ? c->plan.slot[r * S + i] : -1;
+        }
     for (int r = 0; r < R; r++)
         for (int i = 0; i < *c->route[r].n_pull; i++) {
             BlockCopy b = c->route[r].pull[i];
-            faults += b.peer < R ? b.peer / (R / c->N) != r / (R / c->N) : (b.peer - R) / (R / c->N) != r / (R / c->N);
+            faults += node_of(c, b.peer < R ? b.peer : b.peer - R) != node_of(c, r) || slot[r][b.dst] >= 0;
             slot[r][b.dst] = b.peer < R ? b.peer * H + b.src : slot[b.peer - R][b.src];
         }
     for (int r = 0; r < R; r++)
@@ -174,21 +221,20 @@ static int check_copies(const Case *c) {
             grad[r][b.dst] += 1; // holders still hold 1 each
         }
     for (int r = 0; r < R; r++)
-        for (int i = 0; i < *c->route[r].n_g_recv; i++) {
-            RowSeg want = c->route[r].g_recv[i];
-            const Route *from = &c->route[want.peer];
-            int nth = 0, k = 0;
-            for (int q = 0; q < i; q++) nth += c->route[r].g_recv[q].peer == want.peer;
-            for (; k < *from->n_g_send; k++)
-                if (from->g_send[k].peer == r && nth-- == 0) break;
-            if (k == *from->n_g_send) return 1000;
-            stage[r][want.row] = grad[want.peer][from->g_send[k].row];
-        }
-    for (int r = 0; r < R; r++)
         for (int i = 0; i < *c->route[r].n_home_add; i++) {
             BlockCopy b = c->route[r].home_add[i];
-            if (b.peer < R) faults += slot[b.peer][b.src] != r * H + b.dst;
-            home[r * H + b.dst] += b.peer < R ? 1 : stage[r][b.src];
+            if (b.peer < R) {
+                faults += slot[b.peer][b.src] != r * H + b.dst;
+                home[r * H + b.dst] += 1;
+                continue;
+            }
+            int node = b.src % (c->N - 1), e = r * H + b.dst, entry = -1;
+            node += node >= node_of(c, r);
+            for (int q = (node + 1) * G - 1; q >= node * G; q--)
+                for (int j = 0; j < S; j++)
+                    if (slot[q][j] == e) entry = q * S + j;
+            if (stage[r][b.src] != UNIT || entry < 0 || b.src / (c->N - 1) != b.dst) return 1000;
+            home[e] += grad[entry / S][entry % S];
         }
     for (int e = 0; e < c->E; e++) { // every copy's gradient arrives home exactly once
         int holders = 0;
@@ -212,7 +258,7 @@ static void test_routes(void **state) {
         for (int round = 0; round < 40; round++) {
             Dev *d = dev_init((DevOptions){.threads = 1});
             const int *s = shapes[i];
-            Case *c = make_case(d, s[0], s[1], s[2], s[3], s[4], round % 8 ? 37 : 0, round % 3 ? 0 : 5);
+            Case *c = make_case(d, s, round % 8 ? 37 : 0, round % 3 ? 0 : 5, round & 1, round >> 1 & 1);
             assert_int_equal(check_case(c), 0);
             assert_int_equal(check_copies(c), 0);
             free_case(c);
@@ -220,21 +266,30 @@ static void test_routes(void **state) {
         }
 }
 
-// The checks above see a row moved by one, a segment cut short, a gradient returned twice.
+// The checks above see a row moved by one, a crossing too few, meta of another rank, a copy not sent, a gradient not returned.
 static void test_checks_can_fail(void **state) {
     (void)state;
+    static const int dim[] = {4, 16, 2, 3, 4};
     Dev *d = dev_init((DevOptions){.threads = 1});
     Case *c;
-    do c = make_case(d, 4, 16, 2, 3, 4, 37, 0);
-    while (*c->route[0].n_send == 0 || *c->route[0].n_home_add == 0);
+    do c = make_case(d, dim, 37, 0, 1, 1);
+    while (c->route[0].n_out[1] == 0 || *c->route[0].n_home_add == 0 || *c->route[0].n_w_send == 0 || c->BT[1] == 0);
+    Route *t = &c->route[0];
     assert_int_equal(check_case(c) + check_copies(c), 0);
     c->route[1].row[0]++;
     assert_int_not_equal(check_case(c), 0);
     c->route[1].row[0]--;
-    c->route[0].send[0].n--;
+    t->n_out[1]--;
     assert_int_not_equal(check_case(c), 0);
-    c->route[0].send[0].n++;
-    (*c->route[0].n_home_add)--;
+    t->n_out[1]++;
+    int *meta = t->meta + (size_t)route_room(c->shape) * 2 * 4, q = 0; // of the first crossing to node 1
+    while (meta[4 + q] < 0) q++;
+    meta[q] ^= 1; // another rank of the node
+    assert_int_not_equal(check_case(c), 0);
+    meta[q] ^= 1;
+    (*t->n_home_add)--;
+    assert_int_not_equal(check_copies(c), 0);
+    (*t->n_home_add)++, (*t->n_w_send)--;
     assert_int_not_equal(check_copies(c), 0);
     free_case(c);
     dev_free(d);

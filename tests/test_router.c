@@ -26,7 +26,7 @@ static Case make(Lab *l, const int *dim, double spread) {
     Case c = {.BT = dim[0], .E = dim[1], .K = dim[2], .flags = dim[3]};
     int zero = 0;
     c.ref = (RefRouter){c.E, c.K, !!(c.flags & SIGMOID), !!(c.flags & RENORM), c.flags & SIGMOID ? 2.5 : 1};
-    c.shape = (RouterShape){c.BT, c.E, c.K, c.ref.sigmoid ? ROUTER_SIGMOID : ROUTER_SOFTMAX, c.ref.renorm, c.ref.scale};
+    c.shape = (RouterShape){c.BT, c.E, c.K, c.ref.sigmoid ? ROUTER_SIGMOID : ROUTER_SOFTMAX, c.ref.renorm, c.ref.scale, 0, 0};
     c.logits = lab_random(l, SIZE(c.BT, c.E), -spread, spread);
     c.bias = c.flags & BIAS ? lab_random(l, c.E, -0.3, 0.3) : NULL;
     c.dev_logits = lab_wide(l, c.logits, SIZE(c.BT, c.E));

@@ -125,47 +125,45 @@ static double measure_intra(Rank *r) {
     dev_upload(d, list, host, SIZE(2, M, sizeof(int)));
     free(host);
     real *x = noise(r, SIZE(M, C)), *y = noise(r, SIZE(M, C));
+    RowMap map = {.BT = M, .K = 1, .ld = 1, .peer = list, .row = list + M};
     double calls = CALLS_PER_SECOND(r, {
-        dev_scatter_rows(d, table, NULL, x, NULL, list, list + M, M, 1, C);
-        dev_gather_rows(d, y, NULL, NULL, table, NULL, list, list + M, M, 1, C);
+        dev_scatter_rows(d, table, NULL, x, NULL, map, C);
+        dev_gather_rows(d, y, NULL, NULL, table, NULL, map, C);
     });
     return calls * 2 * M * C * sizeof(real);
 }
 
-// ---- between nodes: a dispatch with each rank's pairs spread evenly over all ranks; `senders` ranks of each node send ---------------
+// ---- between nodes: a dispatch with each rank's pairs spread evenly over all nodes; `senders` ranks of each node send ---------------
+static int rows_per_node(const Rank *r) { return r->rows / r->info->N > 0 ? r->rows / r->info->N : 1; }
+
 // Bytes per second of a sending rank
 static double measure_inter(Rank *r, int senders) {
     Dev *d = r->d;
     const CommInfo *i = r->info;
-    int C = r->C, each = r->rows / i->size > 0 ? r->rows / i->size : 1, n = 0, me = i->rank % i->G < senders;
-    RowSeg *host = host_alloc(SIZE(i->size, sizeof *host));
-    for (int q = 0; q < i->size; q++)
-        if (q / i->G != i->node && q % i->G < senders) host[n++] = (RowSeg){q, q * each, each};
-    if (!me) n = 0;
-    RowSeg *list = dev_alloc(d, SIZE(i->size, sizeof *list), "calibration");
-    int *count = dev_alloc(d, sizeof(int), "calibration");
-    dev_upload(d, list, host, SIZE(i->size, sizeof *list));
-    dev_upload(d, count, &n, sizeof n);
+    int C = r->C, room = rows_per_node(r), *host = host_alloc(SIZE(i->N, sizeof(int)));
+    int *n_send = dev_alloc(d, SIZE(i->N, sizeof(int)), "calibration"), *n_recv = dev_alloc(d, SIZE(i->N, sizeof(int)), "calibration");
+    for (int n = 0; n < i->N; n++) host[n] = n != i->node && i->rank % i->G < senders ? room : 0;
+    dev_upload(d, n_send, host, SIZE(i->N, sizeof(int)));
     free(host);
-    real *from = noise(r, SIZE(i->size, each, C)), *to = noise(r, SIZE(i->size, each, C));
-    size_t row = (size_t)C * sizeof(real);
-    double seconds = SECONDS_PER_CALL(r, { comm_rows(r->world, to, list, count, from, list, count, row); });
-    return (double)(i->N - 1) * senders * each * (double)row / seconds;
+    size_t row = (size_t)C * sizeof(real), bytes = SIZE(i->N, room, (int64_t)row);
+    Rows rows = {comm_window(r->world, bytes, "calibration")[i->rank], comm_window(r->world, bytes, "calibration")[i->rank], row};
+    double seconds = SECONDS_PER_CALL(r, { comm_rows(r->world, &rows, 1, n_recv, n_send, 0, room); });
+    return (double)(i->N - 1) * room * (double)row / seconds;
 }
 
 // ---- what copies cost however small: weights out twice, a gradient back, each with messages of one row and the node's barrier ---------
 static double measure_fixed(Rank *r) {
     const CommInfo *i = r->info;
-    RowSeg out = {(i->rank + i->G) % i->size, 0, 1}, in = {(i->rank - i->G + i->size) % i->size, 0, 1};
-    RowSeg *list = dev_alloc(r->d, 2 * sizeof out, "calibration");
+    BlockSeg seg[2] = {{(i->node + 1) % i->N, i->rank, 0}, {(i->node + i->N - 1) % i->N, i->rank, 0}}; // to, from
+    BlockSeg *list = dev_alloc(r->d, sizeof seg, "calibration");
     int *count = dev_alloc(r->d, sizeof(int), "calibration"), n = i->N > 1;
-    dev_upload(r->d, list, &in, sizeof in);
-    dev_upload(r->d, list + 1, &out, sizeof out);
+    dev_upload(r->d, list, seg, sizeof seg);
     dev_upload(r->d, count, &n, sizeof n);
-    real *from = noise(r, (size_t)r->C), *to = noise(r, (size_t)r->C);
     size_t row = (size_t)r->C * sizeof(real);
+    void **from = comm_window(r->world, row, "calibration"), **to = comm_window(r->world, row, "calibration");
     return 3 * SECONDS_PER_CALL(r, {
-        comm_rows(r->world, to, list, count, from, list + 1, count, row);
+        comm_blocks_start(r->world, to, list + 1, count, (const void *const *)from, list, count, row, 0, row);
+        comm_blocks_finish(r->world);
         comm_node_barrier(r->world);
     });
 }
@@ -188,7 +186,7 @@ static void describe(const Rank *r, double flops, double intra, double inter, do
     printf("flops = %.3g # of a rank: grouped products, forward and backward, %d rows per expert\n", flops, r->rows / (r->E / i->size));
     if (i->N > 1)
         printf("inter_bytes_s = %.3g # of a rank when all of its node send, in messages of %d rows; a node's one rank alone: %.3g\n", inter,
-               r->rows / i->size > 0 ? r->rows / i->size : 1, alone);
+               rows_per_node(r), alone);
     else printf("inter_bytes_s = %.3g # there is one node: as inside it\n", intra);
     printf("intra_bytes_s = %.3g # of a rank: rows into %s window and out of it, as dispatch and combine do\n", intra,
            i->G > 1 ? "the next rank's" : "its own");

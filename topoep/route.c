@@ -1,22 +1,27 @@
 #include "topoep/route.h"
 #include "kernels/check.h"
 
-static void *ints(Dev *d, size_t n, size_t elem) { return dev_alloc(d, SIZE((int64_t)n, (int64_t)elem), "routes"); }
+static void *list(Dev *d, size_t elem, size_t n) { return dev_alloc(d, SIZE((int64_t)elem, (int64_t)n), "routes"); }
 
-Route route_alloc(Dev *d, int max_BT, int K, int R, int E, int N, int S) {
-    int H = E / R, J = H + S;
-    size_t seg = sizeof(RowSeg), block = sizeof(BlockCopy);
-    int *counts = ints(d, 8, sizeof(int));
+Route route_alloc(Dev *d, RouteShape s) {
+    size_t H = (size_t)(s.E / s.R), G = (size_t)(s.R / s.N), S = (size_t)s.S, N = (size_t)s.N, pairs = SIZE(s.max_BT, s.K);
+    size_t far = SIZE((int64_t)(H * G), s.N - 1);
+    int *counts = list(d, sizeof(int), 5 + 2 * N);
     return (Route){
-        .off = ints(d, J + 1, sizeof(int)),
-        .peer = ints(d, SIZE(max_BT, K), sizeof(int)), .row = ints(d, SIZE(max_BT, K), sizeof(int)),
-        .send = ints(d, E + SIZE(R, S), seg), .recv = ints(d, SIZE(J, R), seg),
-        .w_send = ints(d, SIZE(H, N), seg), .w_recv = ints(d, S, seg),
-        .pull = ints(d, S, block), .node_add = ints(d, SIZE(S, R / N), block),
-        .g_send = ints(d, S, seg), .g_recv = ints(d, SIZE(H, N), seg),
-        .home_add = ints(d, SIZE(H, R), block),
-        .n_send = counts, .n_recv = counts + 1, .n_w_send = counts + 2, .n_w_recv = counts + 3, .n_pull = counts + 4,
-        .n_node_add = counts + 5, .n_g_send = counts + 6, .n_home_add = counts + 7,
-        .n_g_recv = ints(d, 1, sizeof(int)),
+        .off = list(d, sizeof(int), H + S + 1),
+        .peer = list(d, sizeof(int), pairs), .row = list(d, sizeof(int), pairs), .wrow = list(d, sizeof(int), pairs),
+        .cross = list(d, sizeof(int), SIZE(s.max_BT, route_crossings(s))),
+        .w_send = list(d, sizeof(BlockSeg), far), .w_recv = list(d, sizeof(BlockSeg), S * G), .g_recv = list(d, sizeof(BlockSeg), far),
+        .pull = list(d, sizeof(BlockCopy), S), .node_add = list(d, sizeof(BlockCopy), S * G),
+        .home_add = list(d, sizeof(BlockCopy), SIZE((int64_t)H, s.R)),
+        .n_w_send = counts, .n_w_recv = counts + 1, .n_pull = counts + 2, .n_node_add = counts + 3, .n_home_add = counts + 4,
+        .n_out = counts + 5, .n_in = counts + 5 + N,
     };
+}
+
+void route_slice(size_t *at, size_t *n, size_t unit, int me, RouteShape s) {
+    enum { LINE = 16 }; // elements
+    size_t G = (size_t)(s.slicing ? s.R / s.N : 1), place = (size_t)me % G, per = (unit + G * LINE - 1) / (G * LINE) * LINE;
+    *at = place * per < unit ? place * per : unit;
+    *n = unit - *at < per ? unit - *at : per;
 }

@@ -144,7 +144,7 @@ static void load_cost(Trainer *t) {
     cost_check(&t->cost, ep->N, ep->G, t->c.E);
     MoeConfig moe = {.C = t->c.C, .E = t->c.E, .K = t->c.K, .F = t->c.F, .layers = layers, .max_BT = t->share.micro * t->c.T, .training = 1,
                      .S = t->cost.S};
-    t->window_bytes = moe_window_bytes(moe, t->share.R);
+    t->window_bytes = moe_window_bytes(moe, t->share.R, ep->N);
 }
 
 // What it will touch for certain; activations and buffers come on top.

@@ -8,14 +8,24 @@ enum { MSG_MAX = 1 << 30 }; // bytes of one message: MPI counts are 32-bit
 
 // One message of a group. The i-th one posted from a to b meets the i-th that b posted from a; a transport dies
 // (STATUS_COMM) where their tags or lengths differ, for then the ranks do not run the same sequence of calls.
+// A tag holds the call's number and how many messages the sender has for this receiver in that call (both cut to fit the
+// 15 bits that MPI promises): a rank that expects another number learns it from the first one.
 typedef struct Msg {
     void *ptr;
     size_t bytes; // <= MSG_MAX
     int peer, send, tag;
-    atomic_int done;   // threads: the receiver has copied it
+    int bounded;       // of a receive: bytes is the most that may come, and then what came
+    atomic_int done;   // complete
     struct Msg *next;  // threads: in the receiver's queue
+    uint64_t serial;   // threads: the how-manieth between the two
     uint64_t request;  // MPI_Request
 } Msg;
+enum { TAG_CALLS = 1 << 11, TAG_COUNTS = 1 << 4 };
+
+typedef struct MsgList { // messages in flight do not move
+    Msg *msg;
+    int n, room;
+} MsgList;
 
 typedef struct Handle { // what a rank tells the others of its node so that they can map its window
     uint64_t pid, fd, inode, address;
@@ -25,7 +35,8 @@ typedef struct Transport {
     void *(*split)(Comm *parent, int first, int step, int size); // state of the group first + i*step, i < size; collective
     void (*release)(void *group, int rank);                      // collective
     void (*post)(Comm *c, Msg *m);                               // m stays where it is until wait returns
-    void (*wait)(Comm *c, Msg *m, int n);                        // until all n are complete
+    void (*wait)(Comm *c, Msg *m, int n);                        // until all n are complete, at most c->patience_s
+    void (*poll)(Comm *c, Msg *m, int n);                        // completes what can be without waiting
     void *(*window_make)(Comm *c, Handle *h, size_t bytes, const char *what); // own memory, zeroed
     void *(*window_map)(Comm *c, const Handle *h, size_t bytes, const char *what); // a node peer's
     void (*window_shared)(Comm *c, const Handle *h);             // all peers have mapped it
@@ -51,15 +62,20 @@ struct Comm {
     void *group;        // the transport's
     Window *windows;    // newest first; the last is the control window
     void **control;     // control window: barrier, pieces of collectives; its layout is comm.c's
-    Msg *msgs;          // of the call that runs
-    int n_msgs, room;
-    int sequence;       // calls with messages so far: their tag
+    MsgList call;       // of the call that runs
+    MsgList blocks;     // of comm_blocks_start, until it is finished
+    int *per_node;      // (N) scratch
+    int sequence;       // calls with messages so far: the tag's lower part
+    double patience_s;  // longest wait for another rank
     int gathers;        // parity chooses the slot
     int spins;          // looks at a barrier before sleeping; 0 where ranks share cores
     uint64_t bytes_sent;
 };
 
-// For transports: a world with t, group and info (rank, size, local_ranks, name, G as detected) becomes usable; and its end.
+// For transports. Dies unless a message with this tag and length is what m, a receive, expects; a bounded m takes the length.
+void msg_check(const Comm *c, Msg *m, int tag, size_t bytes);
+void msg_late(const Comm *c, const Msg *m) __attribute__((noreturn)); // patience is at its end
+// A world with t, group and info (rank, size, local_ranks, name, G as detected) becomes usable; and its end.
 void comm_open(Comm *c, int nodes);
 void comm_close(Comm *c);
 void *window_anonymous(size_t bytes, const char *what);

@@ -156,17 +156,22 @@ void dev_swiglu_bwd(Dev *d, real *dgu, real *h, wide *drw, const real *dh, const
 }
 
 // ---- rows between ranks --------------------------------------------------------------------------------------------
-void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, const int *peer, const int *row,
-                      int BT, int K, int C) {
+static int row_there(const RowMap *m, int t) { return !m->n || t % m->room < m->n[t / m->room]; }
+
+void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, RowMap m, int C) {
     dev_enter(d);
-    size_t work = SIZE(BT, K, C);
+    size_t work = SIZE(m.BT, m.K, C);
+    const int *wrow = m.wrow ? m.wrow : m.row;
 #pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN) schedule(static)
-    for (int t = 0; t < BT; t++)
-        for (size_t p = (size_t)t * K; p < (size_t)(t + 1) * K; p++) {
-            if (row[p] < 0) continue;
-            memcpy(dst[peer[p]] + (size_t)row[p] * C, x + (size_t)t * C, (size_t)C * sizeof(real));
-            if (w) wdst[peer[p]][row[p]] = w[p];
+    for (int t = 0; t < m.BT; t++) {
+        if (!row_there(&m, t)) continue;
+        for (int k = 0; k < m.K; k++) {
+            size_t p = (size_t)t * m.ld + k;
+            int peer = m.peer ? m.peer[p] : 0;
+            if (m.row[p] >= 0) memcpy(dst[peer] + (size_t)m.row[p] * C, x + (size_t)t * C, (size_t)C * sizeof(real));
+            if (w && wrow[p] >= 0) wdst[peer][wrow[p]] = w[(size_t)t * m.K + k];
         }
+    }
     dev_leave(d);
 }
 
@@ -174,17 +179,20 @@ static void row_prefetch(const real *x, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)x + i);
 }
 
-static void token_gather(real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
-                         const int *row, int K, int C) {
+// The pairs of one token, which begin at p
+static void token_gather(real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const RowMap *m, size_t p,
+                         int C) {
     size_t bytes = (size_t)C * sizeof(real);
+    const int *row = m->row + p, *wrow = (m->wrow ? m->wrow : m->row) + p;
     int begun = add != NULL; // y holds the sum so far
     if (add && add != y) memcpy(y, add, bytes);
-    for (int k = 0; k < K; k++) {
-        if (dw) dw[k] = row[k] < 0 ? 0 : wsrc[peer[k]][row[k]];
+    for (int k = 0; k < m->K; k++) {
+        int peer = m->peer ? m->peer[p + k] : 0;
+        if (dw) dw[k] = wrow[k] < 0 ? 0 : wsrc[peer][wrow[k]];
         if (row[k] < 0) continue;
-        const real *x = src[peer[k]] + (size_t)row[k] * C;
-        if (k + 1 < K && row[k + 1] >= 0) // rows lie scattered: nothing but their list foretells the next one
-            row_prefetch(src[peer[k + 1]] + (size_t)row[k + 1] * C, bytes);
+        const real *x = src[peer] + (size_t)row[k] * C;
+        if (k + 1 < m->K && row[k + 1] >= 0) // rows lie scattered: nothing but their list foretells the next one
+            row_prefetch(src[m->peer ? m->peer[p + k + 1] : 0] + (size_t)row[k + 1] * C, bytes);
         if (begun) row_add(y, x, C);
         else memcpy(y, x, bytes);
         begun = 1;
@@ -192,14 +200,14 @@ static void token_gather(real *y, wide *dw, const real *add, const real *const *
     if (!begun) memset(y, 0, bytes);
 }
 
-void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
-                     const int *row, int BT, int K, int C) {
+void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, RowMap m, int C) {
     dev_enter(d);
-    size_t work = SIZE(BT, K, C);
+    size_t work = SIZE(m.BT, m.K, C);
 #pragma omp parallel for num_threads(d->threads) if (work > DEV_PARALLEL_MIN) schedule(static)
-    for (int t = 0; t < BT; t++) {
-        size_t p = (size_t)t * K, at = (size_t)t * C;
-        token_gather(y + at, dw ? dw + p : NULL, add ? add + at : NULL, src, wsrc, peer + p, row + p, K, C);
+    for (int t = 0; t < m.BT; t++) {
+        if (!row_there(&m, t)) continue;
+        size_t at = (size_t)t * C;
+        token_gather(y + at, dw ? dw + (size_t)t * m.K : NULL, add ? add + at : NULL, src, wsrc, &m, (size_t)t * m.ld, C);
     }
     dev_leave(d);
 }

@@ -2,7 +2,7 @@
 //
 // A source's pairs of one expert go, in token order, in runs: the first few to the lowest rank that computes it, the next to the
 // next. Say 10 pairs of e, of which rank 0 takes 6 and rank 2 takes 4, and in their buffers this source's rows of e begin at 40
-// and at 7: then there are two Runs, {end 6, peer 0, shift 40} and {end 10, peer 2, shift 7 - 6 = 1}; the pair with ord 8 goes to
+// and at 7: then there are two Runs, {end 6, rank 0, shift 40} and {end 10, rank 2, shift 7 - 6 = 1}; the pair with ord 8 goes to
 // rank 2, row 8 + 1 = 9.
 #include "topoep/route.h"
 #include "kernels/check.h"
@@ -11,19 +11,20 @@
 #include <string.h>
 
 typedef struct Run { // consecutive pairs of one expert that go to one rank
-    int end, peer, shift; // ord < end; row = ord + shift
+    int end, rank, shift; // ord < end; row = ord + shift
 } Run;
 
 typedef struct Work {
     int *base;       // (R, J) first row of group j on rank r
     int *y;          // (R)
     int *run_of;     // (E+1) first run of an expert
+    int *entry;      // (E,N) rank*S + slot of the lowest holder of a copy on a node, -1 = none
     Run *run;        // (E + R*S)
 } Work;
 
-size_t route_work_bytes(int R, int E, int S) {
-    int J = E / R + S;
-    return (SIZE(R, J) + (size_t)R + (size_t)E + 1) * sizeof(int) + (E + SIZE(R, S)) * sizeof(Run);
+size_t route_work_bytes(RouteShape s) {
+    int J = s.E / s.R + s.S;
+    return (SIZE(s.R, J) + (size_t)s.R + (size_t)s.E + 1 + SIZE(s.E, s.N)) * sizeof(int) + (s.E + SIZE(s.R, s.S)) * sizeof(Run);
 }
 
 // Group of expert e on rank r, -1 if r does not hold it.
@@ -34,77 +35,105 @@ static int group_of(const int *slot, int e, int r, int H, int S) {
     return -1;
 }
 
-// Lowest rank of node n that holds a copy of e, -1 if none.
-static int entry_rank(const int *slot, int e, int n, int G, int H, int S) {
-    for (int r = n * G; r < (n + 1) * G; r++)
-        if (group_of(slot, e, r, H, S) >= H) return r;
-    return -1;
-}
-
-static void make_rows(Route *t, const Plan *plan, const int *D, int me, int R, int E, int G, int S, Work *w) {
-    int H = E / R, J = H + S, node = me / G;
+static void make_runs(Route *t, const Plan *plan, const int *D, int me, RouteShape s, Work *w) {
+    int R = s.R, H = s.E / R, J = H + s.S, G = R / s.N, n_run = 0;
     for (int r = 0; r < R; r++) {
         int at = 0;
         for (int j = 0; j < J; j++) {
-            int e = j < H ? r * H + j : plan->slot[r * S + j - H];
+            int e = j < H ? r * H + j : plan->slot[r * s.S + j - H];
             w->base[r * J + j] = at;
             if (r == me) t->off[j] = at;
             if (e >= 0) at += plan->quota[(size_t)e * R + r];
         }
         if (r == me) t->off[J] = at;
     }
-    int n_run = 0, n_send = 0, n_recv = 0, stage = 0;
-    for (int e = 0; e < E; e++) {
+    for (int e = 0; e < s.E; e++) {
         int ord = 0; // pairs of e that the ranks before r get from me
         w->run_of[e] = n_run;
+        if (D[(size_t)me * s.E + e] == 0) continue;
         for (int r = 0; r < R; r++) {
             if (plan->quota[(size_t)e * R + r] == 0) continue;
-            int j = group_of(plan->slot, e, r, H, S), row = w->base[r * J + j];
-            flow_column(w->y, D, plan->quota, r, e, R, E, G);
-            for (int s = 0; s < me; s++) row += w->y[s];
-            int n = w->y[me];
-            if (n > 0 && r / G == node) w->run[n_run++] = (Run){ord + n, r, row - ord};
-            if (n > 0 && r / G != node) {
-                w->run[n_run++] = (Run){ord + n, R, stage};
-                t->send[n_send++] = (RowSeg){r, stage + ord, n};
-            }
+            flow_column(w->y, D, plan->quota, r, e, R, s.E, G);
+            int n = w->y[me], row = w->base[r * J + group_of(plan->slot, e, r, H, s.S)];
+            if (n == 0) continue;
+            for (int i = 0; i < me; i++) row += w->y[i];
+            w->run[n_run++] = (Run){ord + n, r, row - ord};
             ord += n;
-            if (r != me) continue;
-            row = w->base[r * J + j];
-            for (int s = 0; s < R; row += w->y[s++])
-                if (w->y[s] > 0 && s / G != node) t->recv[n_recv++] = (RowSeg){s, row, w->y[s]};
         }
-        stage += D[(size_t)me * E + e];
     }
-    w->run_of[E] = n_run;
-    *t->n_send = n_send;
-    *t->n_recv = n_recv;
+    w->run_of[s.E] = n_run;
 }
 
-static void make_pairs(Route *t, const int *idx, const int *ord, int BT, int K, const Work *w) {
-    for (int p = 0; p < BT * K; p++) {
-        t->peer[p] = 0, t->row[p] = -1;
+// Crossing of token t's pair k, which goes to another node; a new one where it has none yet.
+static int crossing(Route *t, int token, int k, int node, RouteShape s) {
+    int X = route_crossings(s), Q = route_pairs(s), *c = &t->cross[(size_t)token * X + (s.dedup ? node : k)];
+    if (*c >= 0) return *c;
+    *c = node * route_room(s) + t->n_out[node]++;
+    int *meta = t->meta + (size_t)*c * 2 * Q;
+    for (int q = 0; q < Q; q++) meta[q] = 0, meta[Q + q] = -1;
+    t->traffic[0]++;
+    return *c;
+}
+
+static void make_pairs(Route *t, const int *idx, const int *ord, int me, int BT, RouteShape s, const Work *w) {
+    int G = s.R / s.N, Q = route_pairs(s);
+    t->traffic[0] = t->traffic[1] = 0;
+    for (int n = 0; n < s.N; n++) t->n_out[n] = 0;
+    for (size_t i = 0; i < SIZE(BT, route_crossings(s)); i++) t->cross[i] = -1;
+    for (int p = 0; p < BT * s.K; p++) {
+        t->peer[p] = 0, t->row[p] = t->wrow[p] = -1;
         if (ord[p] < 0) continue;
         const Run *run = w->run + w->run_of[idx[p]];
         while (ord[p] >= run->end) run++;
-        t->peer[p] = run->peer, t->row[p] = ord[p] + run->shift;
+        int row = ord[p] + run->shift, node = run->rank / G;
+        if (node == me / G) {
+            t->peer[p] = run->rank, t->row[p] = t->wrow[p] = row;
+            continue;
+        }
+        int c = crossing(t, p / s.K, p % s.K, node, s), q = s.dedup ? p % s.K : 0, *meta = t->meta + (size_t)c * 2 * Q;
+        meta[q] = run->rank, meta[Q + q] = row;
+        t->peer[p] = s.R, t->wrow[p] = c * Q + q;
+        t->traffic[1] += run->rank % G != me % G;
     }
 }
 
-static void make_copies(Route *t, const int *slot, int me, int R, int E, int N, int S) {
-    int H = E / R, G = R / N, node = me / G;
-    int n_ws = 0, n_wr = 0, n_pull = 0, n_node = 0, n_gs = 0, n_gr = 0, n_home = 0;
+static void find_entries(int *entry, const int *slot, RouteShape s) {
+    for (size_t i = 0; i < SIZE(s.E, s.N); i++) entry[i] = -1;
+    for (int i = s.R * s.S - 1; i >= 0; i--)
+        if (slot[i] >= 0) entry[slot[i] * s.N + i / s.S / (s.R / s.N)] = i;
+}
+
+// What crosses nodes: all of this node's copies where they are sliced, else those whose home has this rank's place
+static void make_crossing_copies(Route *t, const int *entry, int me, RouteShape s) {
+    int H = s.E / s.R, G = s.R / s.N, node = me / G, n_out = 0, n_in = 0;
+    for (int e = 0; e < s.E; e++) {
+        int home = e / H, from = home / G;
+        if (!s.slicing && home % G != me % G) continue;
+        if (from != node) {
+            int i = entry[e * s.N + node];
+            if (i >= 0) t->w_recv[n_in++] = (BlockSeg){from, i / s.S, i % s.S};
+            continue;
+        }
+        for (int n = 0; n < s.N; n++) {
+            if (n == node || entry[e * s.N + n] < 0) continue;
+            t->w_send[n_out] = (BlockSeg){n, home, e % H};
+            t->g_recv[n_out++] = (BlockSeg){n, home, e % H * (s.N - 1) + n - (n > node)};
+        }
+    }
+    *t->n_w_send = n_out, *t->n_w_recv = n_in;
+}
+
+static void make_copies(Route *t, const int *slot, const int *entry, int me, RouteShape s) {
+    int H = s.E / s.R, S = s.S, G = s.R / s.N, node = me / G, n_pull = 0, n_node = 0, n_home = 0;
     for (int i = 0; i < S; i++) { // what I hold
         int e = slot[me * S + i];
         if (e < 0) continue;
-        int home = e / H, entry = entry_rank(slot, e, node, G, H, S);
+        int home = e / H, first = entry[e * s.N + node];
         if (home / G == node) {
             t->pull[n_pull++] = (BlockCopy){i, home, e - home * H};
-        } else if (entry != me) {
-            t->pull[n_pull++] = (BlockCopy){i, R + entry, group_of(slot, e, entry, H, S) - H};
+        } else if (first / S != me) {
+            t->pull[n_pull++] = (BlockCopy){i, s.R + first / S, first % S};
         } else {
-            t->w_recv[n_wr++] = (RowSeg){home, i, 1};
-            t->g_send[n_gs++] = (RowSeg){home, i, 1};
             for (int r = me + 1; r < (node + 1) * G; r++) {
                 int j = group_of(slot, e, r, H, S);
                 if (j >= 0) t->node_add[n_node++] = (BlockCopy){i, r, j - H};
@@ -117,28 +146,24 @@ static void make_copies(Route *t, const int *slot, int me, int R, int E, int N, 
             int j = group_of(slot, e, r, H, S);
             if (r != me && j >= 0) t->home_add[n_home++] = (BlockCopy){h, r, j - H};
         }
-        for (int n = 0; n < N; n++) {
-            int entry = n == node ? -1 : entry_rank(slot, e, n, G, H, S);
-            if (entry < 0) continue;
-            t->w_send[n_ws++] = (RowSeg){entry, h, 1};
-            t->home_add[n_home++] = (BlockCopy){h, R, n_gr};
-            t->g_recv[n_gr] = (RowSeg){entry, n_gr, 1};
-            n_gr++;
-        }
+        for (int n = 0; n < s.N; n++)
+            if (n != node && entry[e * s.N + n] >= 0) t->home_add[n_home++] = (BlockCopy){h, s.R, h * (s.N - 1) + n - (n > node)};
     }
-    *t->n_w_send = n_ws, *t->n_w_recv = n_wr, *t->n_pull = n_pull, *t->n_node_add = n_node;
-    *t->n_g_send = n_gs, *t->n_g_recv = n_gr, *t->n_home_add = n_home;
+    *t->n_pull = n_pull, *t->n_node_add = n_node, *t->n_home_add = n_home;
 }
 
-void route_make(Dev *d, Route *t, const Plan *plan, const int *D, const int *idx, const int *ord, int me, int BT, int K, int R, int E,
-                int N, int S, void *work) {
+void route_make(Dev *d, Route *t, const Plan *plan, const int *D, const int *idx, const int *ord, int me, int BT, RouteShape s,
+                void *work) {
     dev_enter(d);
     Work w = {.base = work};
-    w.y = w.base + SIZE(R, E / R + S);
-    w.run_of = w.y + R;
-    w.run = (Run *)(w.run_of + E + 1);
-    make_rows(t, plan, D, me, R, E, R / N, S, &w);
-    make_pairs(t, idx, ord, BT, K, &w);
-    make_copies(t, plan->slot, me, R, E, N, S);
+    w.y = w.base + SIZE(s.R, s.E / s.R + s.S);
+    w.run_of = w.y + s.R;
+    w.entry = w.run_of + s.E + 1;
+    w.run = (Run *)(w.entry + SIZE(s.E, s.N));
+    make_runs(t, plan, D, me, s, &w);
+    make_pairs(t, idx, ord, me, BT, s, &w);
+    find_entries(w.entry, plan->slot, s);
+    make_crossing_copies(t, w.entry, me, s);
+    make_copies(t, plan->slot, w.entry, me, s);
     dev_leave(d);
 }

@@ -77,9 +77,16 @@ static void row_choose(int *idx, wide *picked, wide *score, const wide *bias, in
     for (int k = 0; k < K; k++) score[idx[k]] = picked[k];
 }
 
-static void row_route(int *idx, wide *weight, wide *prob, wide *lse, const wide *logits, const wide *bias, RouterShape s) {
+static void row_route(int *idx, wide *weight, wide *prob, wide *lse, const wide *logits, const wide *bias, int t, RouterShape s) {
     *lse = row_scores(prob, logits, s.E, s.score);
-    row_choose(idx, weight, prob, bias, s.E, s.K);
+    if (s.even) {
+        for (int k = 0; k < s.K; k++) {
+            idx[k] = (int)(((int64_t)s.first + t + k * (s.E / s.K)) % s.E);
+            weight[k] = prob[idx[k]];
+        }
+    } else {
+        row_choose(idx, weight, prob, bias, s.E, s.K);
+    }
     wide sum = 0, a = (wide)s.scale;
     for (int k = 0; k < s.K; k++) sum += weight[k];
     if (s.renorm) a /= sum + TINY;
@@ -98,7 +105,7 @@ void dev_route(Dev *d, int *idx, wide *weight, wide *prob, wide *lse, int *bad, 
     for (int t = 0; t < s.BT; t++) {
         size_t e0 = (size_t)t * s.E, k0 = (size_t)t * s.K;
         if (bias_ok && row_finite(logits + e0, s.E)) {
-            row_route(idx + k0, weight + k0, prob + e0, lse + t, logits + e0, bias, s);
+            row_route(idx + k0, weight + k0, prob + e0, lse + t, logits + e0, bias, t, s);
             continue;
         }
         for (int k = 0; k < s.K; k++) {

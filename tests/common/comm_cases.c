@@ -203,69 +203,131 @@ static void case_barrier(Comm *c) {
 }
 
 // ---- rows ------------------------------------------------------------------------------------------------------------
-enum { ROWS = 4000, MAX_SEGS = 4096 };
+enum { ROOM = 40, ARRAYS = 3, TAIL = 0xEE };
 
-// Segments from a to b of call k: how many, how long; every third call is empty but for rank 0's
-static int n_segs(int k, int a, int b) { return k % 3 == 2 && a ? 0 : (int)(mix((uint64_t)(k * 64 + a), (uint64_t)b) % 4); }
-static int seg_rows(int k, int a, int b, int s, int size) {
-    uint64_t h = mix((uint64_t)((k * 64 + a) * 64 + b), (uint64_t)s + 5);
-    return k == 7 ? (int)(h % (uint64_t)(ROWS / 4 / size)) : h % 5 == 0 ? 0 : (int)(h / 5 % 20);
+// Rows from rank a to its counterpart in node n, in call k: often none, sometimes all there is room for
+static int n_rows(int k, int a, int n) {
+    uint64_t h = mix((uint64_t)(k * 64 + a), (uint64_t)n + 9);
+    return h % 5 == 0 ? 0 : h % 7 == 0 ? ROOM : (int)(h / 35 % ROOM);
 }
-// Every row tells where it comes from
+// Every byte tells where it comes from
 static void payload(unsigned char *x, size_t n, int a, int row) {
     uint64_t h = mix((uint64_t)a * 100000 + (uint64_t)row, 3);
     for (size_t j = 0; j < n; j++) x[j] = (unsigned char)((h >> j % 8 * 8) + j / 8);
 }
 
+static void check_rows(Comm *c, const unsigned char *to, size_t row_bytes, const int *n_recv, int k) {
+    const CommInfo *i = comm_info(c);
+    unsigned char *expected = host_alloc(row_bytes);
+    for (int n = 0; n < i->N; n++)
+        for (int r = 0; r < ROOM; r++) {
+            int from = n * i->G + i->rank % i->G;
+            if (n == i->node || r >= n_recv[n]) memset(expected, TAIL, row_bytes);
+            else payload(expected, row_bytes, from, i->node * ROOM + r);
+            EXPECT(memcmp(to + (size_t)(n * ROOM + r) * row_bytes, expected, row_bytes) == 0, "rows, call %d: row %d of block %d", k, r, n);
+        }
+    free(expected);
+}
+
 static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
     const CommInfo *i = comm_info(c);
-    unsigned char *from = host_alloc(ROWS * row_bytes), *to = host_alloc(ROWS * row_bytes);
-    RowSeg *send = host_alloc(MAX_SEGS * sizeof *send), *recv = host_alloc(MAX_SEGS * sizeof *recv);
-    int *origin = host_alloc(ROWS * sizeof *origin), n_send = 0, n_recv = 0, at = 0;
-    for (int r = 0; r < ROWS; r++) {
-        origin[r] = -1;
-        payload(from + (size_t)r * row_bytes, row_bytes, i->rank, r);
+    size_t row[ARRAYS] = {row_bytes, 4, 1 + (size_t)k};
+    Rows arrays[ARRAYS];
+    int n_arrays = 1 + k % ARRAYS, *n_send = host_alloc(SIZE(i->N, sizeof(int))), *n_recv = host_alloc(SIZE(i->N, sizeof(int)));
+    for (int a = 0; a < n_arrays; a++) {
+        unsigned char *from = host_alloc(SIZE(i->N, ROOM, (int64_t)row[a])), *to = host_alloc(SIZE(i->N, ROOM, (int64_t)row[a]));
+        for (int r = 0; r < i->N * ROOM; r++) payload(from + (size_t)r * row[a], row[a], i->rank, r);
+        memset(to, TAIL, SIZE(i->N, ROOM, (int64_t)row[a]));
+        arrays[a] = (Rows){to, from, row[a]};
     }
-    memset(to, 0xEE, ROWS * row_bytes);
-    for (int s = 0; s < 4; s++) // peers in turn, so that segments of one pair do not stand together
-        for (int d = 0; d < i->size; d++) {
-            int out = (i->rank + d) % i->size, in = (i->rank + k * d) % i->size, n;
-            if (k * (i->size - 1) % i->size == 0 || i->size % 2 == 0) in = d; // k*d would not reach all ranks
-            if (s < n_segs(k, i->rank, out)) {
-                n = seg_rows(k, i->rank, out, s, i->size);
-                send[n_send++] = (RowSeg){out, (int)(mix((uint64_t)(k + out), (uint64_t)s) % (uint64_t)(ROWS - n)), n};
-                if (out != i->rank) *sent += (uint64_t)n * row_bytes;
-            }
-            if (s < n_segs(k, in, i->rank)) {
-                n = seg_rows(k, in, i->rank, s, i->size);
-                int row = (int)(mix((uint64_t)(k + i->rank), (uint64_t)s) % (uint64_t)(ROWS - n));
-                for (int r = 0; r < n; r++) origin[at + r] = in * 10000 + row + r;
-                recv[n_recv++] = (RowSeg){in, at, n};
-                at += n + 1; // a row between segments stays as it is
-            }
-        }
+    for (int n = 0; n < i->N; n++) {
+        n_send[n] = n_rows(k, i->rank, n), n_recv[n] = -1;
+        for (int a = 0; a < n_arrays && n != i->node; a++) *sent += (uint64_t)n_send[n] * row[a];
+    }
     dawdle(mix((uint64_t)i->rank, (uint64_t)k));
-    comm_rows(c, to, recv, &n_recv, from, send, &n_send, row_bytes);
-    unsigned char *expected = host_alloc(row_bytes);
-    for (int r = 0; r < ROWS; r++) {
-        if (origin[r] < 0) memset(expected, 0xEE, row_bytes);
-        else payload(expected, row_bytes, origin[r] / 10000, origin[r] % 10000);
-        EXPECT(memcmp(to + (size_t)r * row_bytes, expected, row_bytes) == 0, "rows, call %d: row %d is not row %d of rank %d", k, r,
-               origin[r] % 10000, origin[r] / 10000);
+    comm_rows(c, arrays, n_arrays, n_recv, n_send, 0, ROOM);
+    for (int known = 0; known < 2; known++) { // again, when the numbers are known
+        for (int n = 0; n < i->N; n++)
+            EXPECT(n_recv[n] == (n == i->node ? 0 : n_rows(k, n * i->G + i->rank % i->G, i->node)), "rows, call %d: %d from node %d", k,
+                   n_recv[n], n);
+        for (int a = 0; a < n_arrays; a++) check_rows(c, arrays[a].to, row[a], n_recv, k);
+        if (known) break;
+        for (int a = 0; a < n_arrays; a++) memset(arrays[a].to, TAIL, SIZE(i->N, ROOM, (int64_t)row[a]));
+        comm_rows(c, arrays, n_arrays, n_recv, n_send, 1, ROOM);
+        for (int n = 0; n < i->N; n++)
+            for (int a = 0; a < n_arrays && n != i->node; a++) *sent += (uint64_t)n_send[n] * row[a];
     }
-    EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent,
-           (unsigned long long)comm_bytes_sent(c));
-    free(from), free(to), free(send), free(recv), free(origin), free(expected);
+    EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent, (unsigned long long)comm_bytes_sent(c));
+    for (int a = 0; a < n_arrays; a++) free(arrays[a].to), free((void *)arrays[a].from);
+    free(n_send), free(n_recv);
 }
 
 static void case_rows(Comm *c) {
     static const size_t sizes[] = {4, 12, 64, 516, 1, 4, 12, 260, 512, 4};
     uint64_t sent = comm_bytes_sent(c);
-    for (int k = 0; k < 10; k++)
-        rows_call(c, k, sizes[k], &sent);
-    int zero = 0; // nobody has anything
-    comm_rows(c, NULL, NULL, &zero, NULL, NULL, &zero, 512);
-    EXPECT(comm_bytes_sent(c) == sent, "nothing was sent and %llu bytes counted", (unsigned long long)(comm_bytes_sent(c) - sent));
+    for (int k = 0; k < 10; k++) rows_call(c, k, sizes[k], &sent);
+}
+
+// ---- blocks ----------------------------------------------------------------------------------------------------------
+enum { BLOCKS = 6, BLOCK_BYTES = 96 };
+
+// The j-th transfer of call k from node a to node b: block `from` of place g of a becomes block `to` of place h of b, no block twice
+typedef struct Transfer {
+    int g, from, h, to;
+} Transfer;
+static Transfer transfer(const CommInfo *i, int k, int a, int b, int j) {
+    uint64_t h = mix((uint64_t)(k * 4096 + a * 64 + b), (uint64_t)j + 77);
+    int slot = a * 2 + j; // every (node, j) has a slot of its own
+    return (Transfer){(int)(h % (uint64_t)i->G), (int)(h / 64 % BLOCKS), slot % i->G, slot / i->G};
+}
+static int n_transfers(int k, int a, int b) { return a == b ? 0 : (int)(mix((uint64_t)(k * 4096 + a * 64 + b), 5) % 3); }
+
+// Each rank carries its part of every transfer, the last one what is left, while rows are exchanged and barriers passed.
+static void case_blocks(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    int blocks = 2 * i->N + BLOCKS, room = 2 * i->N;
+    size_t bytes = SIZE(blocks, BLOCK_BYTES), per = BLOCK_BYTES / (size_t)i->G, place = (size_t)(i->rank % i->G);
+    size_t at = place * per, part = (int)place == i->G - 1 ? BLOCK_BYTES - at : per;
+    void **from = comm_window(c, bytes, "from"), **to = comm_window(c, bytes, "to");
+    BlockSeg *send = host_alloc(SIZE(room, sizeof *send)), *recv = host_alloc(SIZE(room, sizeof *recv));
+    for (int r = 0; r < blocks; r++) payload((unsigned char *)from[i->rank] + SIZE(r, BLOCK_BYTES), BLOCK_BYTES, i->rank, r);
+    for (int k = 0; k < 6; k++) {
+        int out = 0, in = 0;
+        uint64_t sent = comm_bytes_sent(c);
+        memset(to[i->rank], TAIL, bytes);
+        comm_node_barrier(c); // the carriers write into each other's windows
+        for (int n = 0; n < i->N; n++) {
+            for (int j = 0; j < n_transfers(k, i->node, n); j++) {
+                Transfer x = transfer(i, k, i->node, n, j);
+                send[out++] = (BlockSeg){n, i->node * i->G + x.g, x.from};
+            }
+            for (int j = 0; j < n_transfers(k, n, i->node); j++) {
+                Transfer x = transfer(i, k, n, i->node, j);
+                recv[in++] = (BlockSeg){n, i->node * i->G + x.h, x.to};
+            }
+        }
+        dawdle(mix((uint64_t)i->rank, (uint64_t)k));
+        comm_blocks_start(c, to, recv, &in, (const void *const *)from, send, &out, BLOCK_BYTES, at, part);
+        comm_node_barrier(c);
+        uint64_t rows = 0, before = comm_bytes_sent(c);
+        rows_call(c, k, 20, &before);
+        rows = comm_bytes_sent(c) - sent - (uint64_t)out * part;
+        comm_blocks_poll(c);
+        comm_blocks_finish(c);
+        EXPECT(comm_bytes_sent(c) == sent + rows + (uint64_t)out * part, "blocks, call %d: wrong number of bytes", k);
+        comm_node_barrier(c);
+        unsigned char expected[BLOCK_BYTES];
+        for (int n = 0; n < i->N; n++)
+            for (int j = 0; j < 2; j++) {
+                Transfer x = transfer(i, k, n, i->node, j);
+                if (x.h != i->rank % i->G) continue;
+                if (j < n_transfers(k, n, i->node)) payload(expected, BLOCK_BYTES, n * i->G + x.g, x.from);
+                else memset(expected, TAIL, BLOCK_BYTES);
+                EXPECT(memcmp((char *)to[i->rank] + SIZE(x.to, BLOCK_BYTES), expected, BLOCK_BYTES) == 0, "blocks, call %d: transfer %d from node %d", k, j, n);
+            }
+        comm_node_barrier(c);
+    }
+    free(send), free(recv);
 }
 
 void comm_cases(Comm *c) {
@@ -277,6 +339,7 @@ void comm_cases(Comm *c) {
     case_window(c);
     case_barrier(c);
     case_rows(c);
+    case_blocks(c);
 }
 
 static void check_group(Comm *c, int first, int step, int world_G) {
