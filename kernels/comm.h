@@ -30,6 +30,8 @@ void comm_run(int *argc, char ***argv, int n_virtual, int nodes, void (*body)(Co
 Comm *comm_block(Comm *world, int size);
 Comm *comm_stride(Comm *world, int stride);
 void comm_free(Comm *c); // of a derived group
+// The device on which this rank's collectives of the device run. Once, of the world, before any group is derived or window made.
+void comm_bind(Comm *world, Dev *d);
 const CommInfo *comm_info(const Comm *c);
 
 // ---- windows -------------------------------------------------------------------------------------------------------

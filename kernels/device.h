@@ -50,6 +50,8 @@ typedef struct Dev Dev; // one rank's device: its threads, its memory, its clock
 // ---- life, memory -------------------------------------------------------------------------------------------------
 typedef struct DevOptions {
     int threads; // CPU threads of this rank; 0 = as OpenMP says
+    int place;   // this rank among those of its machine: which GPU is its own
+    int shared;  // virtual ranks: several may have the same GPU
     int poison;  // fill new memory with NaN instead of zero, so that a read of unwritten rows shows
     int strict;  // tests: memory cannot be touched outside ops, so that a host access to it crashes
 } DevOptions;

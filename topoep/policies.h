@@ -361,7 +361,7 @@ HOSTDEV void policy_moonep(Solve *v) {
 
 // ---- all of them ----------------------------------------------------------------------------------------------------------
 // scratch of policy_solve and policy_topoep: 2 E int64, then (E,R) int
-HOSTDEV size_t policy_work_bytes(int R, int E) { // a multiple of 8
+SOLVE_SIZE size_t policy_work_bytes(int R, int E) { // a multiple of 8
     return 2 * (size_t)E * sizeof(int64_t) + ((size_t)E * (size_t)R + 1) / 2 * 2 * sizeof(int);
 }
 

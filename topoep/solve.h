@@ -33,6 +33,9 @@
 #define SOLVE_SUM(x) (x)                              // the sum, likewise
 #define SOLVE_LEAF HOSTDEV                            // a function with loops worth vectorising
 #endif
+#ifndef SOLVE_SIZE
+#define SOLVE_SIZE HOSTDEV                            // a function that the host asks
+#endif
 
 typedef struct Solve {
     int N, G, R, E, S, H, block;
@@ -583,7 +586,7 @@ HOSTDEV void solve_topoep(Solve *v) {
     X(win, N) X(load, R) X(self, R) X(rows, R) X(nload, N) X(nlocal, N) X(nrows, N) X(w_load, R) X(w_in, R) X(w_out, R)        \
     X(wn_in, N) X(wn_out, N) X(p_take, R) X(p_keep, R) X(pn_in, N) X(pn_out, N) X(room, R) X(from, E) X(onto, E)
 
-HOSTDEV size_t solve_work_bytes(int R, int E, int N, int S) {
+SOLVE_SIZE size_t solve_work_bytes(int R, int E, int N, int S) {
     size_t n = 0;
 #define X(name, count) n += (size_t)(count);
     SOLVE_ARRAYS(R, E, N, S, X)

@@ -41,7 +41,8 @@ static Model *load(Dev *d, Comm *world, const char *dir, const ModelConfig *c, i
 static void body(Comm *world, void *arg) {
     const Settings *s = arg;
     const CommInfo *info = comm_info(world);
-    Dev *d = dev_init((DevOptions){.threads = (int)s->threads});
+    Dev *d = dev_init((DevOptions){.threads = (int)s->threads, .place = info->rank % info->local_ranks, .shared = s->virtual_ranks > 0});
+    comm_bind(world, d);
     char *dir = checkpoint_find(s->checkpoint);
     ModelConfig c = hf_read(dir);
     int T = s->context ? (int)s->context : c.T;

@@ -184,7 +184,8 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
         options_share(&t->o, &t->c, t->info->size);
     }
     t->threads = o->threads ? (int)o->threads : default_threads(t->info);
-    t->d = dev_init((DevOptions){.threads = t->threads});
+    t->d = dev_init((DevOptions){.threads = t->threads, .place = t->info->rank % t->info->local_ranks, .shared = t->o.virtual_ranks > 0});
+    comm_bind(world, t->d);
     json_t *state = o->resume ? read_stored(t) : NULL;
     t->c = options_model(&t->o);
     t->share = options_share(&t->o, &t->c, t->info->size);

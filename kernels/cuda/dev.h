@@ -9,17 +9,20 @@
 #error "the CUDA backend computes in bf16 (REAL=bf16) or float (REAL=float)"
 #endif
 
-enum { WARP = 32, WORK_BYTES = 32 << 20 };
+constexpr int WARP = 32, THREADS = 256, WORK_BYTES = 32 << 20, MARKS = 4096;
 
 struct DevBlock { // one dev_alloc
     void *base;
     DevBlock *next;
 };
 
-enum { MARKS = 4096 }; // stage changes between two reads of the clock; what comes after goes to the last one's stage
-struct Mark {
+struct Mark { // a change of stage
     cudaEvent_t at;
-    Stage stage; // from here on
+    int stage; // of the time from here to the next mark; -1: nobody's
+};
+struct Clock {
+    Mark *mark;         // [MARKS]
+    int n, made;        // marks since the last read; events that exist
 };
 
 struct Dev {
@@ -27,19 +30,17 @@ struct Dev {
     cudaStream_t stream;    // every op of this rank
     cublasHandle_t blas;
     int poison;
-    char name[160];
+    char name[384];
     size_t allocated;
     DevBlock *blocks;
     pthread_mutex_t lock;   // of blocks and allocated
-    char *work;             // WORK_BYTES of scratch, for one op at a time: partial sums
+    char *work;             // WORK_BYTES of scratch, for one op at a time
     Stage stage;
-    Mark *mark;             // [MARKS]
-    int marks;
+    Clock clock;
 };
 
-// Scratch beyond WORK_BYTES is asked for by shape (dev_alloc in an op is not possible: it would be recorded).
-static inline void *dev_work(Dev *d, size_t bytes) {
-    CHECK_DEVICE(bytes <= WORK_BYTES, "an op needs %zu bytes of scratch, %d are there", bytes, (int)WORK_BYTES);
+static inline void *dev_work(Dev *d, size_t bytes) { // partial results of the op that asks
+    CHECK_DEVICE(bytes <= WORK_BYTES, "an op needs %zu bytes of scratch, %d are there", bytes, WORK_BYTES);
     return d->work;
 }
 
@@ -52,18 +53,21 @@ static __device__ __forceinline__ float up(float x) { return x; }
 static __device__ __forceinline__ float down(float x) { return x; }
 #endif
 
-// 16 bytes at a time, where rows begin at multiples of 16
-enum { VR = 16 / (int)sizeof(real), VW = 16 / (int)sizeof(wide) };
-struct alignas(16) RealVec {
-    real v[VR];
+// V elements at a time: VR where rows begin at multiples of 16 bytes, 1 elsewhere
+constexpr int VR = 16 / (int)sizeof(real), VW = 16 / (int)sizeof(wide);
+template <class T, int V> struct alignas(V * sizeof(T)) Vec {
+    T v[V];
 };
-struct alignas(16) WideVec {
-    wide v[VW];
-};
-static inline int is_vec(size_t n, const void *a, const void *b = nullptr, const void *c = nullptr, const void *e = nullptr) {
-    return n % VR == 0 && (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)e) & 15) == 0;
-}
+template <int V, class T> static __device__ __forceinline__ Vec<T, V> load(const T *p) { return *reinterpret_cast<const Vec<T, V> *>(p); }
+template <int V, class T> static __device__ __forceinline__ void store(T *p, Vec<T, V> x) { *reinterpret_cast<Vec<T, V> *>(p) = x; }
 
-// ---- launches ------------------------------------------------------------------------------------------------------
-static inline int blocks_for(size_t n, int per) { return (int)((n + (size_t)per - 1) / (size_t)per); }
+static inline int aligned(const void *a, const void *b = nullptr, const void *c = nullptr, const void *e = nullptr) {
+    return (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)e) & 15) == 0;
+}
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Blocks of a loop that strides by the grid: enough to fill the device, no more than there is work
+static inline unsigned grid_for(const Dev *d, size_t items, int per_block) {
+    size_t need = (items + (size_t)per_block - 1) / (size_t)per_block, most = (size_t)d->sms * 8;
+    return (unsigned)(need < most ? need : most);
+}
 #endif

@@ -1,0 +1,147 @@
+// A rank's CUDA device: life, memory, clock. All of a rank's ops run on one stream, in the order of the calls.
+#include "kernels/cuda/dev.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- life ----------------------------------------------------------------------------------------------------------
+static void choose(Dev *d, DevOptions o) {
+    int count = 0;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    CHECK_DEVICE(code != cudaErrorInsufficientDriver && code != cudaErrorNoDevice,
+                 "no NVIDIA driver here, or none that is new enough for CUDA %d.%d (%s) (hint: use the CPU build: make, then build/train)",
+                 CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, cudaGetErrorString(code));
+    CUDA_CHECK(code);
+    CHECK_DEVICE(count > 0, "no GPU is visible (hint: is CUDA_VISIBLE_DEVICES empty?)");
+    CHECK_DEVICE(o.shared || o.place < count, "rank %d of this machine finds %d GPU%s: every process needs one of its own (hint: fewer ranks "
+                 "per node, or --virtual-ranks for several ranks on one GPU)", o.place, count, count == 1 ? "" : "s");
+    d->device = o.place % count;
+    CUDA_CHECK(cudaSetDevice(d->device));
+}
+
+Dev *dev_init(DevOptions options) {
+    Dev *d = (Dev *)host_alloc(sizeof *d);
+    choose(d, options);
+    d->poison = options.poison;
+    pthread_mutex_init(&d->lock, NULL);
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDeviceProperties(&p, d->device));
+    d->sms = p.multiProcessorCount, d->arch = 10 * p.major + p.minor;
+    CHECK_DEVICE(d->arch >= 80, "%s has compute capability %d.%d, 8.0 (A100) or newer is needed for bf16", p.name, p.major, p.minor);
+    snprintf(d->name, sizeof d->name, "%s, GPU %d, sm_%d, %d multiprocessors, %s", p.name, d->device, d->arch, d->sms,
+             sizeof(real) == 2 ? "bf16" : "fp32");
+    CUDA_CHECK(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
+    CHECK_DEVICE(cublasCreate(&d->blas) == CUBLAS_STATUS_SUCCESS, "cuBLAS cannot start on GPU %d (hint: is its memory full?)", d->device);
+    CHECK_DEVICE(cublasSetStream(d->blas, d->stream) == CUBLAS_STATUS_SUCCESS, "cuBLAS refuses its stream");
+    d->work = (char *)dev_alloc(d, WORK_BYTES, "scratch");
+    d->clock.mark = (Mark *)host_alloc(MARKS * sizeof(Mark));
+    dev_stage(d, STAGE_OTHER);
+    return d;
+}
+
+void dev_free(Dev *d) {
+    if (!d) return;
+    CUDA_CHECK(cudaSetDevice(d->device)); // the calling thread may never have seen it
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    for (int i = 0; i < d->clock.made; i++) CUDA_CHECK(cudaEventDestroy(d->clock.mark[i].at));
+    for (DevBlock *b = d->blocks, *next; b; b = next) {
+        next = b->next;
+        CUDA_CHECK(cudaFree(b->base));
+        free(b);
+    }
+    cublasDestroy(d->blas);
+    CUDA_CHECK(cudaStreamDestroy(d->stream));
+    pthread_mutex_destroy(&d->lock);
+    free(d->clock.mark);
+    free(d);
+}
+
+const char *dev_name(const Dev *d) { return d->name; }
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+// As float and bf16 a NaN, as an integer index far out of range
+static __global__ void poison_kernel(unsigned *x, size_t n) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) x[i] = 0x7FFF7FFFu;
+}
+
+void *dev_alloc(Dev *d, size_t bytes, const char *what) {
+    void *p = NULL;
+    size_t room = (bytes + 255) / 256 * 256 + 256;
+    cudaError_t code = room > bytes ? cudaMalloc(&p, room) : cudaErrorMemoryAllocation;
+    size_t left = 0, all = 0;
+    if (code != cudaSuccess) cudaMemGetInfo(&left, &all);
+    CHECK_DEVICE(code == cudaSuccess, "no memory for %s: %zu bytes asked for, %zu held so far, %zu of %zu left on GPU %d: %s (hint: a smaller "
+                 "--micro-batch or --seq, or more ranks)", what, bytes, d->allocated, left, all, d->device, cudaGetErrorString(code));
+    if (d->poison) LAUNCH(poison_kernel, grid_for(d, room / 4, THREADS), THREADS, 0, d->stream, (unsigned *)p, room / 4);
+    else CUDA_CHECK(cudaMemsetAsync(p, 0, room, d->stream));
+    DevBlock *b = (DevBlock *)host_alloc(sizeof *b);
+    pthread_mutex_lock(&d->lock);
+    *b = DevBlock{p, d->blocks};
+    d->blocks = b;
+    d->allocated += bytes;
+    pthread_mutex_unlock(&d->lock);
+    return p;
+}
+
+size_t dev_allocated(const Dev *d) { return d->allocated; }
+
+double dev_available(const Dev *d) {
+    size_t left = 0, all = 0;
+    CUDA_CHECK(cudaSetDevice(d->device));
+    CUDA_CHECK(cudaMemGetInfo(&left, &all));
+    return (double)left;
+}
+
+// From ordinary host memory the driver takes its copy before the call returns, so that the caller may change it at once.
+void dev_upload(Dev *d, void *dst, const void *host, size_t bytes) {
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, d->stream));
+}
+
+void dev_download(Dev *d, void *host, const void *src, size_t bytes) {
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, d->stream));
+    CUDA_CHECK(cudaStreamSynchronize(d->stream)); // where a fault in any op before shows
+}
+
+void dev_copy(Dev *d, void *dst, const void *src, size_t bytes) {
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, d->stream));
+}
+
+void dev_zero(Dev *d, void *dst, size_t bytes) {
+    if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, d->stream));
+}
+
+// ---- clock ---------------------------------------------------------------------------------------------------------
+const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "router", "plan",      "copies", "dispatch",
+                                         "experts", "combine", "head",      "reduce", "optimizer", "wait"};
+
+// An event on the stream at each change of stage; read once, after the step.
+void dev_stage(Dev *d, Stage s) {
+    Clock *c = &d->clock;
+    if (c->n > 0 && d->stage == s) return;
+    d->stage = s;
+    if (c->n == MARKS) return; // the time from here on goes to the last one's stage
+    Mark *m = &c->mark[c->n++];
+    if (c->n > c->made) {
+        CUDA_CHECK(cudaEventCreate(&m->at));
+        c->made = c->n;
+    }
+    m->stage = s;
+    CUDA_CHECK(cudaEventRecord(m->at, d->stream));
+}
+
+Stage dev_stage_now(const Dev *d) { return d->stage; }
+
+void dev_stage_read(Dev *d, double ms[STAGES]) {
+    Clock *c = &d->clock;
+    memset(ms, 0, STAGES * sizeof *ms);
+    Stage now = d->stage;
+    dev_stage(d, now == STAGE_OTHER ? STAGE_WAIT : STAGE_OTHER); // a mark at the end
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    for (int i = 0; i + 1 < c->n; i++) {
+        float t = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&t, c->mark[i].at, c->mark[i + 1].at));
+        ms[c->mark[i].stage] += t;
+    }
+    c->n = 0;
+    dev_stage(d, now);
+}
