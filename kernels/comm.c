@@ -94,7 +94,7 @@ void *window_anonymous(size_t bytes, const char *what) {
     return p;
 }
 
-void **comm_window(Comm *c, size_t bytes, const char *what) {
+void **host_window(Comm *c, size_t bytes, const char *what) {
     const CommInfo *i = &c->info;
     int first = i->node * i->G;
     CHECK_USAGE(bytes <= PTRDIFF_MAX - PAGE, "window \"%s\" of %zu bytes: more than an address space", what, bytes);
@@ -122,7 +122,7 @@ static void start(Comm *c) {
     const char *patience = getenv("MOE_PATIENCE");
     c->patience_s = patience ? atof(patience) : PATIENCE_S;
     CHECK_USAGE(c->patience_s > 0, "MOE_PATIENCE is \"%s\", expected seconds", patience);
-    c->control = comm_window(c, CONTROL, "control");
+    c->control = host_window(c, CONTROL, "control");
 }
 
 void comm_open(Comm *c, int nodes) {
@@ -240,7 +240,7 @@ static void barrier_sleep(Comm *c, NodeBarrier *b, unsigned now) {
 
 // On two cores, a rank that spins keeps the one it waits for from running: look a moment where every rank has a core,
 // then sleep.
-void comm_node_barrier(Comm *c) {
+void host_node_barrier(Comm *c) {
     int G = c->info.G;
     if (G == 1) return;
     NodeBarrier *b = c->control[c->info.node * G];
@@ -263,7 +263,7 @@ void comm_node_barrier(Comm *c) {
 // Nodes meet through their first ranks: dissemination barrier (Hensgen, Finkel, Manber 1988), ceil(log2 N) rounds
 void comm_barrier(Comm *c) {
     const CommInfo *i = &c->info;
-    comm_node_barrier(c);
+    host_node_barrier(c);
     if (i->N == 1) return;
     msgs_begin(c);
     msgs_room(&c->call, 2);
@@ -272,7 +272,7 @@ void comm_barrier(Comm *c) {
         msgs_post(c, 1, (i->node + d) % i->N * i->G, NULL, 0);
         msgs_wait(c);
     }
-    comm_node_barrier(c);
+    host_node_barrier(c);
 }
 
 // ---- all-gather ------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ static void gather_piece(Comm *c, char *out, size_t out_step, const char *in, si
         msgs_wait(c);
     }
     memcpy(column + (size_t)i->node * n, in, n);
-    comm_node_barrier(c);
+    host_node_barrier(c);
     for (int g = 0; g < i->G; g++) {
         const char *from = (char *)c->control[i->node * i->G + g] + slot;
         for (int k = 0; k < i->N; k++) memcpy(out + (size_t)(k * i->G + g) * out_step, from + (size_t)k * n, n);
@@ -373,7 +373,7 @@ static void sum_take(Comm *c, wide *x, size_t p, size_t n) {
 // earlier one, `lag` rounds later on each node before the last, since a result comes back one node per round. The nodes
 // form a chain, so that the order of the sum is that of the ranks and each link carries every piece once each way.
 // Every message is complete before a round's barrier: asleep there, a rank would not move it on.
-void comm_sum(Comm *c, wide *x, size_t n) {
+void host_sum(Comm *c, wide *x, size_t n) {
     const CommInfo *i = &c->info;
     if (i->size == 1 || n == 0) return;
     const size_t piece = PIECE / sizeof(wide), n_pieces = (n + piece - 1) / piece, lag = (size_t)(i->N - 1 - i->node);
@@ -387,7 +387,7 @@ void comm_sum(Comm *c, wide *x, size_t n) {
         msgs_wait(c);
         if (k >= 2 + lag) sum_take(c, x + (k - 2 - lag) * piece, k - 2 - lag, LENGTH(k - 2 - lag));
 #undef LENGTH
-        comm_node_barrier(c);
+        host_node_barrier(c);
     }
 }
 
@@ -456,7 +456,7 @@ static void rows_count(const Comm *c, const Rows *a, const Msg *m, int k, int *n
     *n_recv = rows;
 }
 
-void comm_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
+void host_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
     const CommInfo *i = &c->info;
     int count = 0;
     for (int a = 0; a < n_arrays; a++) count += rows_messages(&arrays[a], room);
@@ -502,7 +502,7 @@ static void blocks_post(Comm *c, int send, void *const *window, const BlockSeg *
     }
 }
 
-void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
+void host_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
                        const BlockSeg *send, const int *n_send, size_t block_bytes, size_t at, size_t bytes) {
     CHECK_COMM(c->blocks.n == 0, "a transfer of blocks begins before the last one was finished");
     msgs_begin(c);
@@ -511,9 +511,9 @@ void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int
     blocks_post(c, 1, (void *const *)from, send, *n_send, block_bytes, at, bytes);
 }
 
-void comm_blocks_poll(Comm *c) { c->t->poll(c, c->blocks.msg, c->blocks.n); }
+void host_blocks_poll(Comm *c) { c->t->poll(c, c->blocks.msg, c->blocks.n); }
 
-void comm_blocks_finish(Comm *c) {
+void host_blocks_finish(Comm *c) {
     c->t->wait(c, c->blocks.msg, c->blocks.n);
     c->blocks.n = 0;
 }

@@ -78,6 +78,17 @@ void msg_late(const Comm *c, const Msg *m) __attribute__((noreturn)); // patienc
 // A world with t, group and info (rank, size, local_ranks, name, G as detected) becomes usable; and its end.
 void comm_open(Comm *c, int nodes);
 void comm_close(Comm *c);
+
+// What comm.h says of the comm_ functions of these names, in the host's memory: the collectives of the CPU backend's device
+void **host_window(Comm *c, size_t bytes, const char *what);
+void host_node_barrier(Comm *c);
+void host_sum(Comm *c, wide *x, size_t n);
+void host_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room);
+void host_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
+                       const BlockSeg *send, const int *n_send, size_t block_bytes, size_t at, size_t bytes);
+void host_blocks_poll(Comm *c);
+void host_blocks_finish(Comm *c);
+
 void *window_anonymous(size_t bytes, const char *what);
 
 void comm_run_threads(int n, int nodes, void (*body)(Comm *world, void *arg), void *arg);

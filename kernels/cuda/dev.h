@@ -9,7 +9,7 @@
 #error "the CUDA backend computes in bf16 (REAL=bf16) or float (REAL=float)"
 #endif
 
-constexpr int WARP = 32, THREADS = 256, WORK_BYTES = 32 << 20, MARKS = 4096;
+constexpr int WARP = 32, THREADS = 256, WORK_BYTES = 16 << 20, MARKS = 4096;
 
 struct DevBlock { // one dev_alloc
     void *base;

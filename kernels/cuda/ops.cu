@@ -132,8 +132,8 @@ static __global__ void add_parts_kernel(wide *x, const wide *part, int parts, in
 
 void dev_rmsnorm_bwd(Dev *d, real *dx, wide *dw, const real *add, const real *dy, const real *x, const real *w, const wide *rstd,
                      int M, int C) {
-    const int most = 256; // parts: their borders depend on M alone
-    int rows = M > 32 * most ? (int)ceil_div(M, most) : 32, parts = (int)ceil_div(M, rows);
+    int most = C > 0 && WORK_BYTES / ((int)sizeof(wide) * C) < 256 ? WORK_BYTES / ((int)sizeof(wide) * C) : 256; // parts
+    int rows = M > 32 * most ? (int)ceil_div(M, most) : 32, parts = (int)ceil_div(M, rows); // their borders depend on the shape alone
     wide *part = (wide *)dev_work(d, SIZE(parts, C, sizeof(wide)));
     unsigned columns = (unsigned)ceil_div(C, THREADS);
     LAUNCH(rmsnorm_part_kernel, dim3(columns, (unsigned)parts), THREADS, 0, d->stream, part, dy, x, rstd, M, C, rows);

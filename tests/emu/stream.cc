@@ -269,6 +269,7 @@ EmuCounters emu_counters() {
     return counters;
 }
 
+extern "C" void lab_order(int run) { emu_order(run == 0 ? "forward" : run == 1 ? "reverse" : "random"); }
 void emu_streams(const char *order) {
     static const char *names[] = {"late", "early", "random"};
     uint64_t seed;
