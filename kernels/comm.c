@@ -87,10 +87,15 @@ static void node_meet(Comm *c) {
 }
 
 // ---- windows ---------------------------------------------------------------------------------------------------------
+void window_huge(void *p, size_t bytes) {
+    if (bytes >= 16u << 20) madvise(p, bytes, MADV_HUGEPAGE); // a kernel without them says no, which is fine
+}
+
 void *window_anonymous(size_t bytes, const char *what) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK_DEVICE(p != MAP_FAILED, "no address space for the window \"%s\" of %zu bytes (hint: is there a limit, ulimit -v?)",
                  what, bytes);
+    window_huge(p, bytes);
     return p;
 }
 

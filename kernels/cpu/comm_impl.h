@@ -90,6 +90,7 @@ void host_blocks_poll(Comm *c);
 void host_blocks_finish(Comm *c);
 
 void *window_anonymous(size_t bytes, const char *what);
+void window_huge(void *p, size_t bytes); // asks for huge pages where the window is large: its rows are walked in strides
 
 void comm_run_threads(int n, int nodes, void (*body)(Comm *world, void *arg), void *arg);
 void comm_run_mpi(int *argc, char ***argv, int launched, int nodes, void (*body)(Comm *world, void *arg), void *arg);

@@ -95,6 +95,7 @@ static void *map(int fd, size_t bytes, const char *what) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     CHECK_DEVICE(p != MAP_FAILED, "cannot map the window \"%s\" of %zu bytes: %s (hint: is there a limit, ulimit -v?)", what, bytes,
                  strerror(errno));
+    window_huge(p, bytes);
     return p;
 }
 
