@@ -68,8 +68,8 @@ void dev_copy(Dev *d, void *dst, const void *src, size_t bytes);
 void dev_zero(Dev *d, void *dst, size_t bytes);
 
 // ---- clock: where a step's time goes ------------------------------------------------------------------------------
-typedef enum { STAGE_OTHER, STAGE_EMBED, STAGE_ATTENTION, STAGE_ROUTER, STAGE_PLAN, STAGE_COPIES, STAGE_DISPATCH, STAGE_EXPERTS,
-               STAGE_COMBINE, STAGE_HEAD, STAGE_REDUCE, STAGE_OPTIMIZER, STAGE_WAIT, STAGES } Stage;
+typedef enum { STAGE_OTHER, STAGE_EMBED, STAGE_ATTENTION, STAGE_ROUTER, STAGE_COUNTS, STAGE_PLAN, STAGE_COPIES, STAGE_DISPATCH,
+               STAGE_EXPERTS, STAGE_COMBINE, STAGE_HEAD, STAGE_REDUCE, STAGE_OPTIMIZER, STAGE_WAIT, STAGES } Stage;
 extern const char *const stage_names[STAGES];
 void dev_stage(Dev *d, Stage s);              // from here on, time belongs to s; returns nothing, costs a clock read
 Stage dev_stage_now(const Dev *d);

@@ -12,7 +12,7 @@
 static void plan(Moe *m, Layer *l, int layer, int BT, MoePass pass) {
     int R = m->R, E = m->c.E, at = (pass.count ? pass.micro : m->c.micros) * m->c.layers + layer;
     int *D = m->demand + (size_t)at * R * E;
-    dev_stage(m->d, STAGE_WAIT);
+    dev_stage(m->d, STAGE_COUNTS);
     comm_dev_allgather(m->ep, D, m->count, E * sizeof(int));
     dev_stage(m->d, STAGE_PLAN);
     l->plan.info = m->info + at;

@@ -119,7 +119,8 @@ static int64_t pico(double seconds, double most, const char *what, const char *w
 static void cost_derive(Cost *c, const Rates *a, const CostModel *m, const char *where) {
     double N = c->N, G = c->G, C = m->C, F = m->F, token_bytes = 4.0 * m->token_bytes * C;
     double copy_bytes = 3 * C * F * (2.0 * m->weight_bytes + m->grad_bytes);
-    if (a->dedup && c->N > 1) c->delta = N * (1 - pow(1 - 1 / N, m->K)) / m->K;
+    int dedup = m->dedup == DEDUP_FILE ? a->dedup : m->dedup == DEDUP_ON;
+    if (dedup && c->N > 1) c->delta = N * (1 - pow(1 - 1 / N, m->K)) / m->K;
     c->pair_compute_ps = pico(18 * C * F / a->flops, 1, "pair_compute_ps", where);
     c->pair_intra_ps = pico(token_bytes / a->intra_bytes_s, 1, "pair_intra_ps", where);
     c->copy_intra_ps = pico(copy_bytes / a->intra_bytes_s, 1e3, "copy_intra_ps", where);

@@ -24,6 +24,7 @@ typedef struct Cost {
     int measured;            // the file says that its figures were measured where it stands for
 } Cost;
 
+typedef enum { DEDUP_FILE, DEDUP_ON, DEDUP_OFF } CostDedup;
 // The model's side of the cost, needed when a cluster file gives rates (see cost_load).
 typedef struct CostModel {
     int C, F, K, E;
@@ -32,6 +33,7 @@ typedef struct CostModel {
     int nodes;               // 0, or so many nodes, whatever the file says
     int token_bytes;         // bytes of one activation element on the wire (2 for bf16, 4 for fp32)
     int weight_bytes, grad_bytes; // of one weight and one weight gradient element
+    CostDedup dedup;         // a token that goes to several ranks of another node crosses once: as a rates file says, or as is run
     int one_port;            // copies that cross nodes go through one port, not sliced over all of the node's: a rates file's
                              // `sliced` counts as 0; a cost file, which has no rates, has its copy_inter_ps taken G times
 } CostModel;

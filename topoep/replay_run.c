@@ -49,7 +49,7 @@ static void compare(ReplayRow *r, const PlanInfo *now, const PlanInfo *then) {
 // ---- a trace's times ------------------------------------------------------------------------------------------------------
 // Stages of an MoE layer that the model stands for; waiting is mostly theirs
 static int stage_is_moe(const char *name) {
-    static const char *const names[] = {"plan", "copies", "dispatch", "experts", "combine", "wait"};
+    static const char *const names[] = {"counts", "plan", "copies", "dispatch", "experts", "combine", "wait"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return 1;
     return 0;

@@ -24,7 +24,7 @@ static void print_token(void *tokenizer, int token) {
 
 static Model *load(Dev *d, Comm *world, const char *dir, const ModelConfig *c, int T) {
     const CommInfo *info = comm_info(world);
-    ModelRun run = {.max_B = 1, .T = T, .micros = 1, .plan = {.policy = POLICY_NONE, .block = 1}};
+    ModelRun run = {.max_B = 1, .T = T, .micros = 1, .dedup = 1, .plan = {.policy = POLICY_NONE, .block = 1}};
     if (c->E) {
         CHECK_USAGE(c->E % info->size == 0, "the model's %d experts cannot be shared evenly by %d ranks (hint: a divisor of %d)", c->E, info->size,
                     c->E);

@@ -17,7 +17,7 @@
 // What the run has done since this start of the program.
 typedef struct Totals {
     int64_t steps, pairs_self, pairs_node, pairs_inter, bytes_node, bytes_inter, weight_bytes, copies, plans, plans_with_copies, dropped;
-    double ms, wait_ms, before, after, before_max, after_max, maxvio, tokens;
+    double ms, wait_ms, plan_share, before, after, before_max, after_max, maxvio, tokens;
 } Totals;
 
 struct Log {
@@ -92,12 +92,15 @@ static json_t *field_meanings(void) {
         {"rank_max_mean_before_max", "rank_max_mean_before of the worst plan"}, {"rank_max_mean_after_max", "rank_max_mean_after of the worst plan"},
         {"pairs_self", "(token, expert) pairs computed on the token's own rank; over layers, microbatches and groups"},
         {"pairs_node", "on another rank of its node"}, {"pairs_inter", "on another node"},
-        {"bytes_node", "activations and routing weights between ranks of a node, forward and backward"},
-        {"bytes_inter", "the same between nodes"}, {"weight_bytes", "experts' weights copied out (twice) and gradients back"},
+        {"bytes_node", "activations and routing weights between ranks of a node, forward and backward, and what is passed on for other nodes"},
+        {"bytes_inter", "the same between nodes, with the destinations of what crosses"}, {"weight_bytes", "experts' weights copied out (twice) and gradients back"},
         {"copies", "temporary copies of experts, all plans of the step"}, {"plans", "made in the step"},
         {"plans_with_copies", "plans of the step that have copies"}, {"dropped", "pairs dropped by --capacity"},
-        {"plan_us", "making one plan and its routes, microseconds, mean over ranks; the exchange of counts is in wait_ms"},
-        {"plan_share", "time for plans over the MoE layers' time, waiting included"}, {"stage_ms", "where the step's time went, mean over ranks"}};
+        {"crossings", "rows that went to another node: tokens or, without dedup, pairs"},
+        {"plan_us", "of one MoE layer and microbatch: making the plan and its routes, microseconds, mean over ranks"},
+        {"counts_us", "likewise: the exchange of counts before it, of the rank that came last (the others' waiting is in wait_ms)"},
+        {"moe_us", "likewise: all of the layer, forward and backward, waiting included"},
+        {"plan_share", "critical path of balancing: plan_us and counts_us over moe_us"}, {"stage_ms", "where the step's time went, mean over ranks"}};
     json_t *j = json_object();
     for (size_t i = 0; i < sizeof m / sizeof *m; i++) put_text(j, m[i][0], m[i][1]);
     return j;
@@ -110,6 +113,8 @@ static json_t *cost_json(const Cost *c) {
                      (json_int_t)c->copy_intra_ps, "overlap_permille", (json_int_t)c->overlap_permille, "plan_fixed_ps",
                      (json_int_t)c->plan_fixed_ps);
 }
+
+static const char uniform_warning[] = "balance uniform: experts in turn, not the router's choice. Not a training method: the speed ceiling";
 
 static void header_line(Log *l, const Trainer *t, ModelSize size) {
     json_t *h = json_object();
@@ -137,6 +142,7 @@ static void header_line(Log *l, const Trainer *t, ModelSize size) {
     put_int(h, "data_tokens", loader_tokens(t->train));
     put_int(h, "data_windows", loader_windows(t->train));
     if (t->moe) json_object_set_new(h, "cost", cost_json(&t->cost));
+    if (t->o.balance == BALANCE_UNIFORM) put_text(h, "warning", uniform_warning);
     json_object_set_new(h, "flags", options_json(&t->o));
     json_object_set_new(h, "fields", field_meanings());
     write_line(l, json_pack("{s:o}", "header", h));
@@ -174,8 +180,9 @@ static void print_facts(const Trainer *t, ModelSize size) {
            (long long)t->o.batch * m->T, t->info->size, t->share.micros, t->share.micro, (long long)t->o.steps);
     if (!t->moe) return;
     printf("experts %d group%s of %d ranks, %d experts each; balance %s, %d slots; costs: %s\n", t->share.groups, t->share.groups == 1 ? "" : "s",
-           t->share.R, m->E / t->share.R, policy_names[t->o.balance], t->cost.S, t->o.cluster ? t->o.cluster : "the built-in ones of a "
+           t->share.R, m->E / t->share.R, options_balance(&t->o), t->cost.S, t->o.cluster ? t->o.cluster : "the built-in ones of a "
            "local machine (--cluster FILE gives others)");
+    if (t->o.balance == BALANCE_UNIFORM) printf("WARNING %s\n", uniform_warning);
     printf("        pair %.3f us computed, %.3f us in a node, %.3f us between nodes; copy %.1f us, %.1f us; plan with copies %.1f us\n",
            (double)t->cost.pair_compute_ps * 1e-6, (double)t->cost.pair_intra_ps * 1e-6, (double)t->cost.pair_inter_ps * 1e-6,
            (double)t->cost.copy_intra_ps * 1e-6, (double)t->cost.copy_inter_ps * 1e-6, (double)t->cost.plan_fixed_ps * 1e-6);
@@ -232,6 +239,7 @@ static json_t *moe_json(json_t *j, const MoeStats *m) {
     put_int(j, "pairs_self", m->pairs_self);
     put_int(j, "pairs_node", m->pairs_node);
     put_int(j, "pairs_inter", m->pairs_inter);
+    put_int(j, "crossings", m->crossings);
     put_int(j, "bytes_node", m->bytes_node);
     put_int(j, "bytes_inter", m->bytes_inter);
     put_int(j, "weight_bytes", m->weight_bytes);
@@ -244,7 +252,7 @@ static json_t *moe_json(json_t *j, const MoeStats *m) {
 
 static json_t *no_moe_json(json_t *j) {
     static const char *const keys[] = {"aux_loss", "z_loss", "maxvio", "rank_max_mean_before", "rank_max_mean_after",
-        "rank_max_mean_before_max", "rank_max_mean_after_max", "pairs_self", "pairs_node", "pairs_inter", "bytes_node", "bytes_inter",
+        "rank_max_mean_before_max", "rank_max_mean_after_max", "pairs_self", "pairs_node", "pairs_inter", "crossings", "bytes_node", "bytes_inter",
         "weight_bytes", "copies", "plans", "plans_with_copies", "dropped"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) json_object_set_new(j, keys[i], json_null());
     return j;
@@ -266,6 +274,8 @@ static void step_line(Log *l, const StepStats *s, const EvalStats *val) {
     put(j, "wait_max_ms", s->wait_max_ms);
     j = s->has_moe ? moe_json(j, &s->moe) : no_moe_json(j);
     put(j, "plan_us", s->has_moe ? s->plan_us : NAN);
+    put(j, "counts_us", s->has_moe ? s->counts_us : NAN);
+    put(j, "moe_us", s->has_moe ? s->moe_us : NAN);
     put(j, "plan_share", s->has_moe ? s->plan_share : NAN);
     for (int i = 0; i < STAGES; i++) put(stages, stage_names[i], s->stage_ms[i]);
     json_object_set_new(j, "stage_ms", stages);
@@ -275,7 +285,7 @@ static void step_line(Log *l, const StepStats *s, const EvalStats *val) {
 static void add_totals(Totals *a, const StepStats *s, int64_t step_tokens) {
     const MoeStats *m = &s->moe;
     a->steps++;
-    a->ms += s->step_ms, a->wait_ms += s->wait_ms, a->tokens += (double)step_tokens;
+    a->ms += s->step_ms, a->wait_ms += s->wait_ms, a->plan_share += s->plan_share, a->tokens += (double)step_tokens;
     a->before += m->rank_before, a->after += m->rank_after, a->maxvio += m->maxvio;
     a->before_max = fmax(a->before_max, m->rank_before_max), a->after_max = fmax(a->after_max, m->rank_after_max);
     a->pairs_self += m->pairs_self, a->pairs_node += m->pairs_node, a->pairs_inter += m->pairs_inter;
@@ -352,8 +362,8 @@ static void print_balance(const Totals *a) {
     double n = (double)a->steps, pairs = fmax(1, (double)(a->pairs_self + a->pairs_node + a->pairs_inter));
     printf("balance     pairs on the fullest rank over the mean: %.3f before planning, %.3f after (largest %.2f and %.2f); maxvio %.2f\n",
            a->before / n, a->after / n, a->before_max, a->after_max, a->maxvio / n);
-    printf("plans       %lld, %lld with copies; %lld copies, %.1f MB of weights and their gradients moved\n", (long long)a->plans,
-           (long long)a->plans_with_copies, (long long)a->copies, (double)a->weight_bytes * 1e-6);
+    printf("plans       %lld, %lld with copies; %lld copies, %.1f MB of weights and their gradients moved; counts and plan take %.2f%% of a layer\n",
+           (long long)a->plans, (long long)a->plans_with_copies, (long long)a->copies, (double)a->weight_bytes * 1e-6, 100 * a->plan_share / n);
     printf("pairs       %.1f%% on their own rank, %.1f%% on another of the node, %.1f%% on another node%s\n", 100 * (double)a->pairs_self / pairs,
            100 * (double)a->pairs_node / pairs, 100 * (double)a->pairs_inter / pairs, a->dropped ? "" : "; none dropped");
     if (a->dropped) printf("dropped     %lld pairs (%.2f%%)\n", (long long)a->dropped, 100 * (double)a->dropped / (pairs + (double)a->dropped));
@@ -371,6 +381,7 @@ void log_summary(Log *l, const Trainer *t, const char *checkpoint, const char *w
         printf("; best %.4f after step %lld\n", l->best_val, (long long)l->best_step);
     }
     if (t->moe && a->steps) print_balance(a);
+    if (t->o.balance == BALANCE_UNIFORM) printf("WARNING     %s\n", uniform_warning);
     if (checkpoint) {
         char launch[96] = "", layout[64] = "";
         const char *more = t->info->local_ranks > sysconf(_SC_NPROCESSORS_ONLN) ? "--oversubscribe " : "";

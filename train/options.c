@@ -103,9 +103,13 @@ static void table_running(Table *t) {
     whole(t, "nodes", &o->nodes, 0, DIM_MAX, "cut the ranks into that many virtual nodes; 0 = as detected");
     whole(t, "virtual-ranks", &o->virtual_ranks, 0, 1024, "ranks as threads of this process; 0 = as launched");
     whole(t, "threads", &o->threads, 0, 4096, "CPU threads of a rank; 0 = cores / ranks of this machine");
-    choice(t, "balance", &o->balance, o->balance_choices, "who computes which pairs");
+    choice(t, "balance", &o->balance, o->balance_choices,
+           "who computes which pairs; uniform: experts in turn, not the router's choice: NOT A TRAINING METHOD, the speed ceiling");
     whole(t, "slots", &o->slots, -1, PLAN_MAX_S, "copies of experts a rank may hold; -1 = as --cluster says, or 2");
     text(t, "cluster", &o->cluster, "file of the cluster's rates or costs; none = this machine's");
+    yes(t, "dedup", &o->dedup, "a token that goes to several ranks of another node crosses once");
+    Flag plan[] = {PLAN_FLAGS(o->how)};
+    for (size_t i = 0; i < sizeof plan / sizeof *plan; i++) add(t, plan[i]);
     yes(t, "check-plans", &o->check_plans, "compare all ranks' plans at every step");
     heading(t, "observing (never changes the training)");
     whole(t, "log-every", &o->log_every, 1, NO_LIMIT, "steps between lines on the terminal; OUT/log.jsonl has every step");
@@ -215,17 +219,24 @@ static ModelConfig model_of(const Options *o, const char *where) {
     return c;
 }
 
+const char *options_balance(const Options *o) { return o->balance == BALANCE_UNIFORM ? "uniform" : policy_names[o->balance]; }
+
+PlanOptions options_plan(const Options *o) {
+    return plan_flags_options(&o->how, o->balance == BALANCE_UNIFORM ? POLICY_NONE : (Policy)o->balance, 1);
+}
+
 ModelConfig options_model(const Options *o) { return model_of(o, NULL); }
 
 // ---- life ------------------------------------------------------------------------------------------------------------
 void options_init(Options *o) {
     *o = (Options){.data = "data/austen", .steps = 1000, .batch = 16, .lr = 3e-3, .min_lr = -1, .warmup = -1, .decay_steps = -1,
                    .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1, .seed = 1, .slots = -1,
-                   .balance = POLICY_TOPOEP, .aux_loss = 0.01, .z_loss = 0.001, .bias_rate = 0.001, .log_every = 1, .eval_every = 100,
-                   .eval_windows = 256, .sample_tokens = 128};
+                   .aux_loss = 0.01, .z_loss = 0.001, .bias_rate = 0.001, .log_every = 1, .eval_every = 100,
+                   .eval_windows = 256, .sample_tokens = 128, .dedup = 1, .how = plan_flags_default};
     int at = 0;
-    for (int i = 0; i < POLICIES; i++)
-        at += snprintf(o->balance_choices + at, sizeof o->balance_choices - (size_t)at, "%s%s", i ? "|" : "", policy_names[i]);
+    for (o->balance = 0; o->balance <= BALANCE_UNIFORM; o->balance++)
+        at += snprintf(o->balance_choices + at, sizeof o->balance_choices - (size_t)at, "%s%s", at ? "|" : "", options_balance(o));
+    o->balance = POLICY_TOPOEP;
     table_bind(o);
     apply_preset(o);
 }

@@ -4,9 +4,11 @@
 #include "kernels/comm.h"
 #include "kernels/flags.h"
 #include "model/model.h"
+#include "topoep/planflags.h"
 #include "train/schedule.h"
 
-enum { OPTION_FLAGS = 96 };
+enum { OPTION_FLAGS = 104 };
+enum { BALANCE_UNIFORM = POLICIES }; // an even choice of experts, nothing to plan: the ceiling of speed, no training method
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
 
 typedef struct Options {
@@ -21,7 +23,9 @@ typedef struct Options {
     double weight_decay, beta1, beta2, eps, clip;
     // ranks and balancing
     int64_t ep, nodes, virtual_ranks, threads, slots;
-    int balance, check_plans;       // balance: Policy
+    int balance, check_plans;       // balance: a Policy, or BALANCE_UNIFORM
+    int dedup;
+    PlanFlags how;                  // of topoep
     const char *cluster;
     double aux_loss, z_loss, bias_rate, capacity;
     int aux_scope;                  // AuxScope
@@ -51,6 +55,8 @@ void options_copy(Options *dst, const Options *src);
 void options_restore(Options *o, const json_t *stored, const char *where);
 json_t *options_json(const Options *o); // what run.json and trainer.json hold: a file that --config reads back
 const char *options_model_name(const Options *o, char *buffer, size_t n); // the preset's name
+const char *options_balance(const Options *o); // the balancer's name
+PlanOptions options_plan(const Options *o);
 ModelConfig options_model(const Options *o); // checked (config_check)
 Schedule options_schedule(const Options *o);
 

@@ -139,11 +139,12 @@ static void load_cost(Trainer *t) {
     const CommInfo *ep = comm_info(t->ep);
     // one rank has no use for copies
     CostModel m = {.C = t->c.C, .F = t->c.F, .K = t->c.K, .E = t->c.E, .N = ep->N, .G = ep->G, .slots = t->share.R == 1 ? 0 : (int)t->o.slots,
-                   .token_bytes = sizeof(real), .weight_bytes = sizeof(real), .grad_bytes = sizeof(wide)};
+                   .token_bytes = sizeof(real), .weight_bytes = sizeof(real), .grad_bytes = sizeof(wide),
+                   .one_port = !t->o.how.slicing, .dedup = t->o.dedup ? DEDUP_ON : DEDUP_OFF};
     t->cost = cost_load(t->o.cluster, m);
     cost_check(&t->cost, ep->N, ep->G, t->c.E);
     MoeConfig moe = {.C = t->c.C, .E = t->c.E, .K = t->c.K, .F = t->c.F, .layers = layers, .max_BT = t->share.micro * t->c.T, .training = 1,
-                     .S = t->cost.S};
+                     .S = t->cost.S, .dedup = t->o.dedup};
     t->window_bytes = moe_window_bytes(moe, t->share.R, ep->N);
 }
 
@@ -164,7 +165,7 @@ static void make_model(Trainer *t) {
     const Options *o = &t->o;
     ModelRun run = {.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .seed = (uint64_t)o->seed,
                     .aux_coef = o->aux_loss, .z_coef = o->z_loss, .capacity = o->capacity, .scope = o->aux_scope, .S = t->cost.S,
-                    .cost = t->cost, .plan = {.policy = o->balance, .block = 1}};
+                    .dedup = o->dedup, .even = o->balance == BALANCE_UNIFORM, .cost = t->cost, .plan = options_plan(o)};
     t->m = model_init(t->d, t->world, t->ep, &t->c, &run);
     t->ps = model_params(t->m);
     t->moe = model_moe(t->m);

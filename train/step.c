@@ -23,23 +23,26 @@ static void load_micro(Trainer *t, int micro) {
 }
 
 static void collect_times(Trainer *t, StepStats *s) {
-    double sum[STAGES], most;
+    double sum[STAGES], most[2];
     dev_stage_read(t->d, sum);
-    most = sum[STAGE_WAIT];
+    most[0] = sum[STAGE_WAIT] + sum[STAGE_COUNTS], most[1] = -sum[STAGE_COUNTS];
     memcpy(s->own_ms, sum, sizeof sum);
     comm_sum_double(t->world, sum, STAGES);
-    comm_max_double(t->world, &most, 1);
+    comm_max_double(t->world, most, 2);
     for (int i = 0; i < STAGES; i++) s->stage_ms[i] = sum[i] / t->info->size;
-    s->wait_ms = s->stage_ms[STAGE_WAIT];
-    s->wait_max_ms = most;
+    double counts = -most[1]; // of the rank that comes last: the others wait for it there
+    s->wait_ms = s->stage_ms[STAGE_WAIT] + s->stage_ms[STAGE_COUNTS] - counts;
+    s->wait_max_ms = most[0] - counts;
     if (!s->has_moe) return;
     double layers = 0;
-    static const Stage parts[] = {STAGE_ROUTER, STAGE_PLAN, STAGE_COPIES, STAGE_DISPATCH, STAGE_EXPERTS, STAGE_COMBINE, STAGE_WAIT};
+    static const Stage parts[] = {STAGE_ROUTER, STAGE_COUNTS, STAGE_PLAN, STAGE_COPIES, STAGE_DISPATCH, STAGE_EXPERTS, STAGE_COMBINE,
+                                  STAGE_WAIT};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) layers += s->stage_ms[parts[i]];
-    s->plan_share = layers > 0 ? s->stage_ms[STAGE_PLAN] / layers : 0;
     // every rank of a group makes all of its group's plans
     double plans = (double)s->moe.plans / t->share.groups;
-    s->plan_us = plans > 0 ? s->stage_ms[STAGE_PLAN] * 1e3 / plans : 0;
+    if (plans == 0) return;
+    s->plan_us = s->stage_ms[STAGE_PLAN] * 1e3 / plans, s->counts_us = counts * 1e3 / plans, s->moe_us = layers * 1e3 / plans;
+    s->plan_share = (s->plan_us + s->counts_us) / s->moe_us;
 }
 
 void trainer_step(Trainer *t, StepStats *s) {

@@ -19,7 +19,7 @@ static TraceHeader make_header(const Trainer *r) {
                      .F = r->c.F, .shared = r->c.n_shared * r->c.F, .micros = r->share.micros, .micro_tokens = r->share.micro * r->c.T,
                      .elem_bytes = sizeof(real), .grad_bytes = sizeof(wide), .stages = STAGES};
     for (int l = 0; l < r->c.L; l++) h.layers += !r->c.dense[l];
-    snprintf(h.policy, sizeof h.policy, "%s", policy_names[r->o.balance]);
+    snprintf(h.policy, sizeof h.policy, "%s", options_balance(&r->o));
     snprintf(h.cost, sizeof h.cost, "%s", r->cost.name);
     for (int i = 0; i < STAGES; i++) snprintf(h.stage[i], sizeof h.stage[i], "%s", stage_names[i]);
     return h;

@@ -18,7 +18,9 @@ typedef struct StepStats {
     double stage_ms[STAGES];
     double own_ms[STAGES];         // this rank's
     double wait_ms, wait_max_ms;   // waiting for other ranks: mean, and of the rank that waited most
-    double plan_us, plan_share;    // per plan; planning and the waiting for counts over the MoE layers' time
+    // Of one MoE layer and microbatch, in microseconds: the plan and its routes; the exchange of counts (of the rank that comes
+    // last, so without the waiting); all of the layer, forward and backward. plan_share: the first two over the third.
+    double plan_us, counts_us, moe_us, plan_share;
     int has_moe;
     MoeStats moe;
 } StepStats;

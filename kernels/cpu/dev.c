@@ -126,8 +126,8 @@ void dev_zero(Dev *d, void *dst, size_t bytes) {
 }
 
 // ---- clock ---------------------------------------------------------------------------------------------------------
-const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "router", "plan",      "copies", "dispatch",
-                                         "experts", "combine", "head",      "reduce", "optimizer", "wait"};
+const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "router", "counts", "plan",      "copies",
+                                         "dispatch", "experts", "combine",  "head",   "reduce", "optimizer", "wait"};
 
 void dev_stage(Dev *d, Stage s) {
     double t = now_ms();

@@ -105,8 +105,8 @@ void dev_zero(Dev *d, void *dst, size_t bytes) {
 }
 
 // ---- clock ---------------------------------------------------------------------------------------------------------
-const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "router", "plan",      "copies", "dispatch",
-                                         "experts", "combine", "head",      "reduce", "optimizer", "wait"};
+const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "router", "counts", "plan",      "copies",
+                                         "dispatch", "experts", "combine",  "head",   "reduce", "optimizer", "wait"};
 
 // An event on the stream at each change of stage; read once, after the step.
 void dev_stage(Dev *d, Stage s) {
