@@ -253,6 +253,7 @@ static void eplb_past(void **state) {
     const CostModel m = {.C = 2048, .F = 768, .K = K, .E = E, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4};
     Cost c = cost_load("topoep/clusters/h800-4x8.conf", (CostModel){.C = 2048, .F = 768, .K = K, .slots = 2, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4});
     Replay one = replay_of("hot-rank", &c, &m, 1, 1, NULL, NULL), many = replay_of("hot-rank", &c, &m, 1, 4, NULL, NULL);
+    assert_true(many.hot_ratio > 3 && many.hot_ratio < 3.2 && many.hot_step >= 1 && many.hot_step <= 4); // all experts of a rank at 3
     Replay lost = replay_of("rotating", &c, &m, 1, 4, NULL, NULL);
     assert_true(one.row[POLICY_EPLB].copies == 0 && many.row[POLICY_EPLB].copies > 0);
     assert_true(many.row[POLICY_EPLB].after < 0.7 * many.row[POLICY_EPLB].before); // a hot spot that stays is met
@@ -504,7 +505,7 @@ static void recorded_run(void **state) {
         close_to(number_of(row, "rank_max_mean_after"), sum_of_log(out, "rank_max_mean_after") / steps, 1e-9);
         free(out);
     }
-    assert_true(number_of(report, "measured_moe_step_ms") > 0);
+    assert_true(number_of(report, "measured_moe_step_ms") > 0 && number_of(report, "hottest_expert_over_mean") > 1);
     json_decref(report);
     free(command);
     // one pair moved in the file: that plan is another one

@@ -88,6 +88,17 @@ static void solve_eplb(Run *u, const Sample *s, PlanOptions how) {
     planner_solve(&u->planner, s->D, how, NULL);
 }
 
+static void see_heat(Replay *a, const Sample *s) {
+    int R = a->m.R, E = a->m.E;
+    int64_t all = 0, *of = host_alloc(SIZE(E, sizeof *of));
+    for (int i = 0; i < R * E; i++) of[i % E] += s->D[i], all += s->D[i];
+    for (int e = 0; e < E && all > 0; e++) {
+        double ratio = (double)of[e] * E / (double)all;
+        if (ratio > a->hot_ratio) a->hot_ratio = ratio, a->hot_expert = e, a->hot_layer = s->layer, a->hot_step = s->step;
+    }
+    free(of);
+}
+
 static void run_sample(Run *u, const Sample *s, const int *rows) {
     Replay *a = u->a;
     const TimeModel *m = &a->m;
@@ -126,7 +137,9 @@ void replay_run(Replay *a, Source *s, const TimeModel *m, PlanOptions how, const
         }
         begun += sample.step != last, last = sample.step;
         if (begun <= warm && rows[POLICY_EPLB]) solve_eplb(&u, &sample, (PlanOptions){.policy = POLICY_EPLB, .block = 1});
-        if (begun > warm) run_sample(&u, &sample, rows);
+        if (begun <= warm) continue;
+        see_heat(a, &sample);
+        run_sample(&u, &sample, rows);
     }
     a->steps = begun > warm ? begun - warm : 0;
     planner_close(&u.planner);

@@ -29,6 +29,9 @@ typedef struct Replay {
     PlanOptions how;             // but for the policy
     ReplayRow row[REPLAY_ROWS];
     int64_t steps;               // seen
+    double hot_ratio;            // the hottest expert of any sample, over its layer's mean; which one, and where
+    int hot_layer, hot_expert;
+    int64_t hot_step;
     int groups, moe_stages;
     double measured_ms, measured_other_ms; // a trace's times of the MoE layers and of the rest, mean over ranks: sums over steps
     int64_t times;               // steps with times

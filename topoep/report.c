@@ -92,6 +92,7 @@ void report_table(const Replay *a, const ReportFacts *f) {
     for (int row = 0; row < REPLAY_ROWS; row++)
         if (a->row[row].used) print_row(a, row, f->other_ms);
     printf("\nspeed-up: over none, whole step. uniform: speed as a share of even routing's, which is no training method; copies also save traffic, so a plan can pass it.\n");
+    printf("hot spot  %.2f x an expert's mean at most: expert %d of layer %d, step %lld\n", a->hot_ratio, a->hot_expert, a->hot_layer, (long long)a->hot_step);
     print_trust(a, f);
 }
 
@@ -127,6 +128,7 @@ void report_json(const Replay *a, const ReportFacts *f) {
     CHECK_DATA(j, "names that are not UTF-8 cannot be printed as JSON");
     put(j, "other_ms", f->other_ms);
     put(j, "hop_us", a->m.hop_us), put(j, "plan_us", a->m.plan_us);
+    put(j, "hottest_expert_over_mean", a->hot_ratio);
     put(j, "measured_moe_step_ms", a->times ? a->measured_ms / (double)a->times : NAN);
     char *text = json_dumps(j, JSON_INDENT(1));
     printf("%s\n", text);

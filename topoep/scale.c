@@ -22,8 +22,10 @@ static double sums_us(const TimeModel *m) {
     return m->hop_us * (hops + 1) + 1e-6 * (m->counts_inter_ps * inter + m->counts_intra_ps * intra);
 }
 
-// One row. Returns 1 if the plan, as this CPU makes it, takes less than it saves
-static int print_size(const Study *st, Size z, int tokens, Policy policy, PlanEffort effort) {
+typedef struct Point {
+    double saved_ms, cpu_ms, gather_ms; // per layer: without the plan's time; that on this CPU; of the counts, what the all-gather adds
+} Point;
+static Point print_size(const Study *st, Size z, int tokens, Policy policy, PlanEffort effort) {
     CostModel model = {.C = 2048, .F = 768, .K = TOPK, .E = z.E, .slots = -1, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4, .nodes = z.nodes};
     Cost c = cost_load(st->cluster, model);
     cost_check(&c, c.N, c.G, z.E);
@@ -45,7 +47,7 @@ static int print_size(const Study *st, Size z, int tokens, Policy policy, PlanEf
            policy != POLICY_TOPOEP ? "" : effort == EFFORT_LOW ? ", low" : ", default", plan.before, plan.after, plan.copies / m.R, none.layer_ms, plan.layer_ms,
            100 * (none.layer_ms / plan.layer_ms - 1), 4e-3 * m.R * z.E, before, counts, sums_us(&m), plan.cpu_ms, saved);
     replay_free(&a);
-    return plan.cpu_ms < saved;
+    return (Point){saved, plan.cpu_ms, 1e-3 * (counts - before)};
 }
 
 void study_scale(const Study *st) {
@@ -55,16 +57,22 @@ void study_scale(const Study *st) {
     for (int tokens = TOKENS; tokens >= TOKENS / 8; tokens /= 8) {
         printf("\n%d tokens on a rank:\n\n| ranks | experts | plan | max/mean | copies per rank | layer, ms | gain | D, kB | counts, us | by node sums, us | plan, CPU ms | "
                "may take, ms |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n", tokens);
-        int pays[3] = {0}; // ranks up to which it does
+        int pays[3] = {0}, R = 0; // ranks up to which a plan does
+        Point last = {0};
         for (int i = 0; i < SIZES && sizes[i].nodes <= st->nodes; i++) {
             const struct {
                 Policy policy;
                 PlanEffort effort;
             } plans[] = {{POLICY_TOPOEP, EFFORT_DEFAULT}, {POLICY_TOPOEP, EFFORT_LOW}, {POLICY_ECHO, EFFORT_DEFAULT}};
-            for (int k = sizes[i].nodes * 8 > DEFAULT_RANKS; k < 3; k++) // the default effort up to so many ranks only
-                if (print_size(st, sizes[i], tokens, plans[k].policy, plans[k].effort)) pays[k] = sizes[i].nodes * 8;
+            for (int k = sizes[i].nodes * 8 > DEFAULT_RANKS; k < 3; k++) { // the default effort up to so many ranks only
+                Point p = print_size(st, sizes[i], tokens, plans[k].policy, plans[k].effort);
+                if (p.cpu_ms < p.saved_ms) pays[k] = sizes[i].nodes * 8;
+                if (k == 1) last = p, R = sizes[i].nodes * 8;
+            }
         }
         printf("\nLargest number of ranks at which a plan made on one core of this CPU would still take less than it saves on that cluster: topoep %d by default, %d with low "
-               "effort; echo %d.\n", pays[0], pays[1], pays[2]);
+               "effort; echo %d. The all-gather adds %.1f us at %d ranks, of %.0f us that topoep saves: growing with the square of the ranks, as experts grow with them, it would take "
+               "all of that at about %.0f ranks.\n", pays[0], pays[1], pays[2], 1e3 * last.gather_ms, R, 1e3 * last.saved_ms,
+               last.gather_ms > 0 ? R * sqrt(last.saved_ms / last.gather_ms) : NAN);
     }
 }
