@@ -308,10 +308,13 @@ void moe_update_bias(Moe *m, double rate) {
     }
 }
 
-void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info) {
+int moe_crossing_pairs(const Moe *m) { return route_pairs(m->shape); }
+
+void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info, int64_t traffic[2]) {
     size_t at = (size_t)micro * m->c.layers + layer, n = SIZE(m->R, m->c.E);
     dev_download(m->d, D, m->demand + at * n, n * sizeof(int));
     *info = m->info_host[at];
+    for (int k = 0; k < 2; k++) traffic[k] = m->traffic_host[2 * at + k];
 }
 
 void moe_check_hashes(Moe *m) {

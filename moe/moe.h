@@ -83,8 +83,10 @@ typedef struct MoeStats {
 // router met a NaN. s->seen is the Moe's own memory, valid until the next call.
 void moe_stats(Moe *m, MoeStats *s);
 void moe_update_bias(Moe *m, double rate); // loss-free balancing from the counts moe_stats has just summed
-// Demand matrix (R,E) and plan of (micro, layer) of the step that moe_stats last read, for traces and checks.
-void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info);
+// Demand matrix (R,E) and plan of (micro, layer) of the step that moe_stats last read, for traces and checks; and this rank's traffic:
+// rows it sent to other nodes, and pairs among them that were passed on to another rank there.
+void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info, int64_t traffic[2]);
+int moe_crossing_pairs(const Moe *m); // pairs that a row which crosses may stand for: K with dedup, else 1
 // Dies (STATUS_COMM) unless all ranks of ep made the same plans in the last step.
 void moe_check_hashes(Moe *m);
 #endif

@@ -116,7 +116,7 @@ def figures(header, steps):
 class Trace:
     """Demand matrices of FOLDER/route.bin. demand: (step, micro, group, layer) -> (the plan's hash, rows of R lists of E)"""
 
-    NAMES = "R N G groups E K S C F shared layers micros micro_tokens elem_bytes grad_bytes n_stages".split()
+    NAMES = "R N G groups E K S C F shared layers micros micro_tokens elem_bytes grad_bytes crossing_pairs n_stages".split()
 
     def __init__(self, folder):
         path = os.path.join(folder, "route.bin")

@@ -103,7 +103,7 @@ static int64_t planned_bytes(Job *job, Moe *moe) {
     for (int micro = 0; micro < job->s.micros; micro++)
         for (int l = 0; l < c->L - 1; l++) {
             PlanInfo p;
-            moe_demand(moe, micro, l, D, &p);
+            moe_demand(moe, micro, l, D, &p, (int64_t[2]){0});
             sum += p.inter_copies * unit * (int64_t)(2 * sizeof(real) + sizeof(wide));
         }
     free(D);

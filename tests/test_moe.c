@@ -278,7 +278,7 @@ static void body(Comm *world, void *arg) {
     moe_check_hashes(m);
     PlanInfo plan;
     int *D = host_alloc(SIZE(c->R, c->E, sizeof(int)));
-    moe_demand(m, 0, 0, D, &plan);
+    moe_demand(m, 0, 0, D, &plan, (int64_t[2]){0});
     check_bytes(job, world, &s, &plan);
     free(D);
     int64_t tokens = 0, kept = s.pairs_self + s.pairs_node + s.pairs_inter;

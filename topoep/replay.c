@@ -119,6 +119,7 @@ static void replay(Settings *o, const char *name, const char *cluster) {
     int rows[REPLAY_ROWS], drawn = o->balance < REPLAY_ROWS ? o->balance : POLICY_TOPOEP;
     for (int i = 0; i < REPLAY_ROWS; i++) rows[i] = o->balance == REPLAY_ROWS || i == o->balance || i == POLICY_NONE || i == REPLAY_UNIFORM;
     TimeModel model = times_model(&cost, &m, o->hop_us, o->plan_us);
+    if (s.trace) model.crossing_bytes = times_crossing_bytes(&m, s.h.crossing_pairs);
     Timeline *line = o->chrome ? timeline_open(o->chrome, &model, &m, drawn) : NULL;
     Replay a;
     replay_run(&a, &s, &model, plan_flags_options(&o->how, POLICY_TOPOEP, 1), rows, o->warm, line ? timeline_see : NULL, line);

@@ -19,7 +19,7 @@ static void add_bytes(Bytes *sum, Bytes b) {
     sum->weights_node += b.weights_node, sum->weights_inter += b.weights_inter;
 }
 
-static void row_add(ReplayRow *r, const TimeModel *m, const Planner *p, const LayerTime *t) {
+static void row_add(ReplayRow *r, const TimeModel *m, const Planner *p, const LayerTime *t, Traffic traffic) {
     const PlanInfo *a = &p->info;
     if (r->n == r->room) {
         int64_t room = r->room ? 2 * r->room : 1024, *more = host_alloc(SIZE(room, sizeof *more));
@@ -29,7 +29,7 @@ static void row_add(ReplayRow *r, const TimeModel *m, const Planner *p, const La
     }
     r->layer_ps[r->n++] = times_total(t);
     add_time(&r->sum, t);
-    add_bytes(&r->bytes, times_bytes(a, m));
+    add_bytes(&r->bytes, times_bytes(a, traffic, m));
     r->copies += a->copies, r->with_copies += a->copies > 0;
     r->cpu_us += p->plan_us, r->cpu_us_max = fmax(r->cpu_us_max, p->plan_us);
     if (a->total == 0) return;
@@ -112,8 +112,11 @@ static void run_sample(Run *u, const Sample *s, const int *rows) {
         else planner_solve(&u->planner, D, how, NULL);
         times_sums(&u->sums, D, u->planner.quota, m);
         LayerTime t = times_layer(&u->planner.info, &u->sums, m, replay_plans(row), replay_gathers(row));
-        row_add(&a->row[row], m, &u->planner, &t);
-        if (s->recorded && row == u->recorded) compare(&a->row[row], &u->planner.info, s->recorded);
+        const PlanInfo *plan = &u->planner.info;
+        const TraceRecord *then = row == u->recorded ? s->recorded : NULL;
+        int same = then && plan->hash == then->plan.hash; // then what crossed is known
+        row_add(&a->row[row], m, &u->planner, &t, same ? (Traffic){then->crossings, then->passed_on} : times_traffic(plan, m));
+        if (then) compare(&a->row[row], plan, &then->plan);
         if (u->seen) u->seen(u->to, row, s, &t, &u->sums);
     }
 }

@@ -64,8 +64,8 @@ static int next_record(Source *s, Sample *a) {
     reshape(s->D, r.D, s);
     scale(s->D, s);
     a->D = s->D;
-    s->plan = r.plan;
-    if (s->R == s->h.R && s->tokens == s->h.micro_tokens) a->recorded = &s->plan;
+    s->record = r;
+    if (s->R == s->h.R && s->tokens == s->h.micro_tokens) a->recorded = &s->record;
     return 1;
 }
 

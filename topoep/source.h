@@ -13,7 +13,7 @@ typedef struct Source {
     int64_t steps, step;     // generated: how many; the one under way
     int layer;
     int *D;                  // (R,E) the sample's
-    PlanInfo plan;           // a trace's record of it
+    TraceRecord record;      // a trace's
 } Source;
 
 typedef struct Sample {
@@ -21,7 +21,7 @@ typedef struct Sample {
     int64_t step;
     int micro, group, layer;
     const int *D;            // (R,E)
-    const PlanInfo *recorded; // what the run's own plan came to, where the demand is replayed as it was recorded; else NULL
+    const TraceRecord *recorded; // what the run's own plan came to, where the demand is replayed as it was recorded; else NULL
     const float *ms;         // times: (ranks, stages)
     int ranks;
 } Sample;

@@ -5,11 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+int64_t times_crossing_bytes(const CostModel *m, int pairs) {
+    return (int64_t)SIZE(4, m->C, m->token_bytes) + pairs * (2 * m->grad_bytes + 2 * (int64_t)sizeof(int32_t));
+}
+
 TimeModel times_model(const Cost *cost, const CostModel *m, double hop_us, double plan_us) {
     double rows = 4.0 * m->C * m->token_bytes; // bytes of a pair that pair_inter_ps and pair_intra_ps are the time of
     TimeModel t = {.cost = *cost, .R = cost->N * cost->G, .E = m->E, .hop_us = hop_us, .plan_us = plan_us};
     t.counts_inter_ps = (double)cost->pair_inter_ps / (rows * cost->delta), t.counts_intra_ps = (double)cost->pair_intra_ps / rows;
     t.pair_bytes = (int64_t)rows + 2 * m->grad_bytes;
+    t.crossing_bytes = times_crossing_bytes(m, cost->delta == 1 ? 1 : m->K);
     t.copy_bytes = (int64_t)SIZE(3, m->C, m->F) * (2 * m->weight_bytes + m->grad_bytes);
     return t;
 }
@@ -62,8 +67,12 @@ LayerTime times_layer(const PlanInfo *p, const RankSums *s, const TimeModel *m, 
     return t;
 }
 
-Bytes times_bytes(const PlanInfo *p, const TimeModel *m) {
-    return (Bytes){.self = p->pairs_self * m->pair_bytes, .node = p->pairs_node * m->pair_bytes,
-                   .inter = m->cost.delta == 1 ? p->pairs_inter * m->pair_bytes : llround((double)(p->pairs_inter * m->pair_bytes) * m->cost.delta),
+Traffic times_traffic(const PlanInfo *p, const TimeModel *m) {
+    double out = (double)p->pairs_inter, G = m->cost.G;
+    return (Traffic){llround(out * m->cost.delta), llround(out * (G - 1) / G)};
+}
+
+Bytes times_bytes(const PlanInfo *p, Traffic t, const TimeModel *m) {
+    return (Bytes){.self = p->pairs_self * m->pair_bytes, .node = (p->pairs_node + t.passed_on) * m->pair_bytes, .inter = t.crossings * m->crossing_bytes,
                    .weights_node = p->node_copies * m->copy_bytes, .weights_inter = p->inter_copies * m->copy_bytes};
 }

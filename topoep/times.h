@@ -16,7 +16,9 @@ typedef struct TimeModel {
     double hop_us, plan_us;
     double counts_inter_ps, counts_intra_ps; // a byte into a node over all its ports; into a rank over its link
     int64_t pair_bytes, copy_bytes;          // a pair: 4 rows of C elements, a routing weight, its gradient; a copy: weights twice, gradient
+    int64_t crossing_bytes;                  // a row between nodes: the same, and rank and row (int32) of each pair that it may stand for
 } TimeModel;
+int64_t times_crossing_bytes(const CostModel *m, int pairs);
 TimeModel times_model(const Cost *cost, const CostModel *m, double hop_us, double plan_us);
 
 typedef struct LayerTime { // picoseconds
@@ -40,8 +42,13 @@ int64_t times_rank_tokens(const RankSums *s, const TimeModel *m, int r); // the 
 LayerTime times_layer(const PlanInfo *p, const RankSums *s, const TimeModel *m, int plans, int gathers);
 
 typedef struct Bytes {
-    int64_t self, node, inter;           // of pairs, by where they are computed; inter: what crosses after de-duplication
+    int64_t self;                        // of pairs computed where they are: moved by nobody
+    int64_t node, inter;                 // between ranks of a node, with what relays pass on; between nodes, after de-duplication
     int64_t weights_node, weights_inter; // of copies and their gradients
 } Bytes;
-Bytes times_bytes(const PlanInfo *p, const TimeModel *m);
+typedef struct Traffic {
+    int64_t crossings, passed_on; // rows between nodes; pairs among them for another rank than the sender's counterpart there
+} Traffic;
+Traffic times_traffic(const PlanInfo *p, const TimeModel *m); // expected: delta of the pairs that leave; (G-1)/G of them
+Bytes times_bytes(const PlanInfo *p, Traffic t, const TimeModel *m);
 #endif

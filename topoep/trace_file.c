@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char magic[] = "MOEROUTE";
-enum { MAGIC = 8, INTS = 16, FIXED = MAGIC + 3 * 4 + 4 * INTS + 32 + 64, DEMAND = 8 + 4 * 4 + 8 * 8 + 8, TIMES = 8 + 2 * 4 };
+enum { MAGIC = 8, INTS = 17, FIXED = MAGIC + 3 * 4 + 4 * INTS + 32 + 64, DEMAND = 8 + 4 * 4 + 10 * 8 + 8, TIMES = 8 + 2 * 4 };
 
 // ---- writing ------------------------------------------------------------------------------------------------------------
 typedef struct Out {
@@ -22,7 +22,7 @@ static void put_long(Out o, int64_t v) { put(o, &v, 8); }
 // The header's numbers, in the file's order
 static void header_ints(int *v[INTS], TraceHeader *h) {
     int *const order[INTS] = {&h->R, &h->N, &h->G, &h->groups, &h->E, &h->K, &h->S, &h->C, &h->F, &h->shared, &h->layers, &h->micros,
-                              &h->micro_tokens, &h->elem_bytes, &h->grad_bytes, &h->stages};
+                              &h->micro_tokens, &h->elem_bytes, &h->grad_bytes, &h->crossing_pairs, &h->stages};
     memcpy(v, order, sizeof order);
 }
 
@@ -57,11 +57,11 @@ void trace_write(FILE *f, const char *path, const TraceHeader *h, const TraceRec
     size_t n = SIZE(h->R, h->E, sizeof(int32_t));
     const int64_t small[] = {r->micro, r->group, r->layer, p->copies};
     const int64_t large[] = {p->max_load_before, p->max_load, p->cost_ps, p->identity_ps, p->pairs_self, p->pairs_node, p->pairs_inter,
-                             p->inter_copies + p->node_copies, (int64_t)p->hash};
+                             p->inter_copies + p->node_copies, r->crossings, r->passed_on, (int64_t)p->hash};
     put_int(o, DEMAND + (int64_t)n);
     put_long(o, r->step);
     for (int i = 0; i < 4; i++) put_int(o, small[i]);
-    for (int i = 0; i < 9; i++) put_long(o, large[i]);
+    for (int i = 0; i < 11; i++) put_long(o, large[i]);
     put(o, r->D, n);
 }
 
@@ -98,6 +98,8 @@ static void header_check(const TraceHeader *h, const char *path) {
                h->shared, h->layers, h->micros, h->micro_tokens);
     CHECK_DATA(h->elem_bytes > 0 && h->elem_bytes <= 8 && h->grad_bytes > 0 && h->grad_bytes <= 8,
                "%s: a header of %d and %d bytes per element, expected 1 to 8", path, h->elem_bytes, h->grad_bytes);
+    CHECK_DATA(h->crossing_pairs > 0 && h->crossing_pairs <= h->K, "%s: a header of %d pairs to a crossing, expected 1 to %d", path,
+               h->crossing_pairs, h->K);
 }
 
 TraceReader *trace_read_open(const char *path, TraceHeader *h) {
@@ -133,8 +135,8 @@ static void read_demand(TraceReader *t, TraceRecord *r) {
     PlanInfo *p = &r->plan;
     r->micro = get_int(t), r->group = get_int(t), r->layer = get_int(t), p->copies = get_int(t);
     int64_t *const large[] = {&p->max_load_before, &p->max_load, &p->cost_ps, &p->identity_ps, &p->pairs_self, &p->pairs_node, &p->pairs_inter,
-                              &p->inter_copies};
-    for (int i = 0; i < 8; i++) *large[i] = get_long(t);
+                              &p->inter_copies, &r->crossings, &r->passed_on};
+    for (int i = 0; i < 10; i++) *large[i] = get_long(t);
     p->hash = (uint64_t)get_long(t);
     CHECK_DATA(r->micro >= 0 && r->micro < h->micros && r->group >= 0 && r->group < h->groups && r->layer >= 0 && r->layer < h->layers,
                "%s: at %zu a record of microbatch %d, group %d, layer %d, expected below %d, %d, %d", t->path, t->at, r->micro, r->group, r->layer,

@@ -10,13 +10,15 @@
 //            int32 layers, micros    MoE layers, microbatches per step
 //            int32 micro_tokens      tokens of a rank's microbatch
 //            int32 elem_bytes, grad_bytes   of an activation or a weight; of a weight's gradient or a routing weight
+//            int32 crossing_pairs    pairs that one row between nodes may stand for: K with de-duplication, else 1
 //            int32 n_stages          of a times record
 //            char policy[32], cost[64]   balancer; name of the cluster costs; NUL-padded
 //            char stages[n_stages][16]
 //   record   uint32 kind; uint32 bytes (of what follows)
 //     kind 1, demand: int64 step; int32 micro, group, layer, copies; int64 max_load_before, max_load, cost_ps, identity_ps, pairs_self,
-//                     pairs_node, pairs_inter, transfers; uint64 hash; int32 D[R*E]   pairs that source rank s of the group has for
-//                     expert e; before it what the run's own plan came to (PlanInfo; transfers of experts inside and between nodes)
+//                     pairs_node, pairs_inter, transfers, crossings, passed_on; uint64 hash; int32 D[R*E]   pairs that source rank s
+//                     of the group has for expert e; before it what the run's own plan came to (PlanInfo; transfers of experts inside
+//                     and between nodes; rows that crossed between nodes; pairs among them passed on to another rank there)
 //     kind 2, times:  int64 step; int32 ranks; int32 n_stages; float ms[ranks*n_stages]   of the whole step, by rank of the run
 // A demand record for every (micro, group, layer) with layer fastest, then one times record. The file ends after a whole record, or,
 // if the run was killed, within one: a reader stops there.
@@ -29,7 +31,7 @@ enum { TRACE_VERSION = 2, TRACE_ORDER = 0x01020304, TRACE_STAGES = 64 }; // at m
 typedef enum { TRACE_END, TRACE_DEMAND, TRACE_TIMES } TraceKind;
 
 typedef struct TraceHeader {
-    int R, N, G, groups, E, K, S, C, F, shared, layers, micros, micro_tokens, elem_bytes, grad_bytes, stages;
+    int R, N, G, groups, E, K, S, C, F, shared, layers, micros, micro_tokens, elem_bytes, grad_bytes, crossing_pairs, stages;
     char policy[32], cost[64], stage[TRACE_STAGES][16];
 } TraceHeader;
 
@@ -38,6 +40,7 @@ typedef struct TraceRecord {
     int64_t step;
     int micro, group, layer;  // demand
     PlanInfo plan;            // demand: of it copies, max_load*, cost_ps, identity_ps, pairs_*, hash; inter_copies holds all transfers
+    int64_t crossings, passed_on; // demand
     int *D;                   // demand: (R,E)
     int ranks;                // times
     float *ms;                // times: (ranks,stages)

@@ -17,7 +17,7 @@ static TraceHeader make_header(const Trainer *r) {
     const CommInfo *ep = comm_info(r->ep);
     TraceHeader h = {.R = ep->size, .N = ep->N, .G = ep->G, .groups = r->share.groups, .E = r->c.E, .K = r->c.K, .S = r->cost.S, .C = r->c.C,
                      .F = r->c.F, .shared = r->c.n_shared * r->c.F, .micros = r->share.micros, .micro_tokens = r->share.micro * r->c.T,
-                     .elem_bytes = sizeof(real), .grad_bytes = sizeof(wide), .stages = STAGES};
+                     .elem_bytes = sizeof(real), .grad_bytes = sizeof(wide), .crossing_pairs = moe_crossing_pairs(r->moe), .stages = STAGES};
     for (int l = 0; l < r->c.L; l++) h.layers += !r->c.dense[l];
     snprintf(h.policy, sizeof h.policy, "%s", options_balance(&r->o));
     snprintf(h.cost, sizeof h.cost, "%s", r->cost.name);
@@ -55,16 +55,19 @@ void trace_close(Trace *t) {
 void trace_step(Trace *t, const Trainer *r, const StepStats *s) {
     size_t n = SIZE(r->share.R, r->c.E);
     PlanInfo *info = host_alloc(SIZE(r->share.groups, sizeof *info)), own;
+    int64_t *traffic = host_alloc(SIZE(r->share.groups, 2, sizeof *traffic)), part[2];
     for (int micro = 0; micro < r->share.micros; micro++)
         for (int layer = 0; layer < t->h.layers; layer++) {
-            moe_demand(r->moe, micro, layer, t->D, &own);
+            moe_demand(r->moe, micro, layer, t->D, &own, part);
+            comm_sum_int64(r->ep, part, 2);
             comm_allgather(t->leaders, t->all, t->D, n * sizeof(int));
             comm_allgather(t->leaders, info, &own, sizeof own);
+            comm_allgather(t->leaders, traffic, part, sizeof part);
             for (int g = 0; g < r->share.groups && t->file; g++)
                 trace_write(t->file, t->path, &t->h, &(TraceRecord){.kind = TRACE_DEMAND, .step = s->step, .micro = micro, .group = g, .layer = layer,
-                                                                   .plan = info[g], .D = t->all + SIZE(g, (int64_t)n)});
+                                                                   .plan = info[g], .crossings = traffic[2 * g], .passed_on = traffic[2 * g + 1], .D = t->all + SIZE(g, (int64_t)n)});
         }
-    free(info);
+    free(info), free(traffic);
     int ranks = r->info->size;
     float mine[STAGES], *all = host_alloc(SIZE(ranks, STAGES, sizeof(float)));
     for (int i = 0; i < STAGES; i++) mine[i] = (float)s->own_ms[i];
