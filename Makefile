@@ -16,7 +16,7 @@ WARN     = -Wall -Wextra -Werror -Wshadow -Wvla
 # The -fno- pair changes no result (nobody here reads errno after sqrt, or the FP exception flags); without it no loop with a
 # square root, an exp or a select is vectorised: kernels/cpu is up to six times slower.
 BASE     = -std=c11 -D_GNU_SOURCE $(WARN) $(OPT) -fopenmp -ffp-contract=fast -fno-math-errno -fno-trapping-math $(SAN)
-CFLAGS   = $(BASE) -I. -MMD -MP $(REAL_$(REAL)) $(if $(filter 1,$(MPI)),-DUSE_MPI $(MPI_CFLAGS))
+CFLAGS   = $(BASE) -I. -MMD -MP -DBACKEND_$(BACKEND) $(REAL_$(REAL)) $(if $(filter 1,$(MPI)),-DUSE_MPI $(MPI_CFLAGS))
 REAL_double = -DREAL_DOUBLE
 REAL_bf16   = -DREAL_BF16
 LIBS     = $(LIBS_$(BACKEND)) -ljansson $(if $(filter 1,$(MPI)),$(MPI_LIBS)) -lm -lpthread
@@ -25,14 +25,14 @@ GIT     := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # One short line per file; V=1 shows the commands.
 say = $(if $(V),,@echo '$(1)  $(2)';)
 
-# A .cu file goes through nvcc, for A100 (with PTX for what comes after) and Hopper, where a register spill is an error; or through
-# g++ against tests/emu/include. No fast-math in either.
+# A .cu file goes through nvcc, for A100 (with PTX for what comes after) and Hopper, where a register spill is an error (not in the
+# fp32 build, whose products are for checks); or through g++ against tests/emu/include. No fast-math in either.
 CUDA       ?= $(firstword $(patsubst %/bin/nvcc,%,$(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null)) /usr/local/cuda)
 NVCC       ?= $(CUDA)/bin/nvcc
 CUDA_ARCHS ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
 CXX_WARN    = -Wall -Wextra -Wno-missing-field-initializers -Wno-unused-function
 CU_FLAGS    = -std=c++17 -I. -MMD -MP $(REAL_$(REAL))
-CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) -Xptxas -warn-spills,-Werror -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
+CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) $(if $(filter bf16,$(REAL)),-Xptxas -warn-spills$(comma)-Werror) -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
 CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O1 -g -ffp-contract=fast $(SAN) -x c++
 EMU_CXX    ?= g++
 LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas -lstdc++

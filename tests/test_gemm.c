@@ -1,11 +1,9 @@
 // Products, plain and grouped, against a naive oracle; a row's bits do not depend on its company; refusals.
-// Everything runs twice: on the kernels this machine gets and on the plain ones that any machine can run.
+// On the CPU everything runs twice: on the kernels this machine gets and on the plain ones that any machine can run.
 #include "tests/common/child.h"
 #include "tests/common/lab.h"
 #include "tests/ref/gemm_ref.h"
 #include "kernels/check.h"
-#include "kernels/cpu/dev.h"
-#include "kernels/cpu/gemm.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +11,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-// The plain kernels, compiled into this program under other names
+#ifdef BACKEND_cpu // the plain kernels, compiled into this program under other names
+#include "kernels/cpu/dev.h"
+#include "kernels/cpu/gemm.h"
 #define CPU_PLAIN
 #define dev_linear plain_linear
 #define dev_linear_dx plain_linear_dx
@@ -32,6 +32,10 @@
 #undef dev_group_linear_dw
 #undef dev_router_logits
 #undef dev_router_logits_bwd
+enum { CHAIN = GEMM_KC, DENSE_ROWS = 1 }; // products summed in a chain; whether dense products keep the rule of rows, too
+#else
+enum { CHAIN = 1 << 30, DENSE_ROWS = 0 };
+#endif
 
 typedef struct Ops {
     void (*linear)(Dev *, real *, const real *, const real *, const real *, int, int, int);
@@ -43,18 +47,21 @@ typedef struct Ops {
     void (*logits)(Dev *, wide *, const real *, const real *, int, int, int);
     void (*logits_bwd)(Dev *, real *, wide *, const wide *, const real *, const real *, int, int, int);
 } Ops;
-static const Ops all_ops[2] = {
+static const Ops all_ops[] = {
     {dev_linear, dev_linear_dx, dev_linear_dw, dev_group_linear, dev_group_linear_dx, dev_group_linear_dw, dev_router_logits,
      dev_router_logits_bwd},
+#ifdef BACKEND_cpu
     {plain_linear, plain_linear_dx, plain_linear_dw, plain_group_linear, plain_group_linear_dx, plain_group_linear_dw,
      plain_router_logits, plain_router_logits_bwd},
+#endif
 };
+enum { KINDS = sizeof all_ops / sizeof *all_ops };
 
 #define RUN(body, table) lab_threads(body, table, sizeof(table) / sizeof((table)[0]))
 
-// Roundings on the way to one element: GEMM_KC products in a chain, the blocks in another, `add`
+// Roundings on the way to one element: CHAIN products in a chain, the blocks in another, `add`
 static double *bound_of(double *size, size_t n, int k) {
-    double chain = (k < GEMM_KC ? k : GEMM_KC) + k / GEMM_KC + 2;
+    double chain = (k < CHAIN ? k : CHAIN) + k / CHAIN + 2;
     for (size_t i = 0; i < n; i++) size[i] *= chain * REAL_EPS;
     return size;
 }
@@ -84,7 +91,7 @@ static void linear_with(Lab *l, const Ops *f, const int *dim) {
 }
 
 static void linear(Lab *l, const int *dim) {
-    for (int i = 0; i < 2; i++) linear_with(l, &all_ops[i], dim);
+    for (int i = 0; i < KINDS; i++) linear_with(l, &all_ops[i], dim);
 }
 
 static void test_linear(void **state) {
@@ -184,7 +191,7 @@ static void group_with(Lab *l, const Ops *f, const int *dim) {
 }
 
 static void group(Lab *l, const int *dim) {
-    for (int i = 0; i < 2; i++) group_with(l, &all_ops[i], dim);
+    for (int i = 0; i < KINDS; i++) group_with(l, &all_ops[i], dim);
 }
 
 static void test_group(void **state) {
@@ -209,11 +216,18 @@ static void rows_with(Lab *l, const Ops *f, const int *dim) {
     double *x = lab_random(l, nx, -1, 1), *dy = lab_random(l, ny, -1, 1);
     real *dev_x = lab_real(l, x, nx), *dev_dy = lab_real(l, dy, ny), *w = lab_real(l, lab_random(l, SIZE(N, K), -1, 1), SIZE(N, K));
     real *y = lab_real(l, NULL, ny), *gx = lab_real(l, NULL, nx), *y2 = lab_real(l, NULL, ny), *gx2 = lab_real(l, NULL, nx);
-    f->linear(l->d, y, NULL, dev_x, w, M, N, K);
-    f->linear_dx(l->d, gx, NULL, dev_dy, w, M, N, K);
+    if (DENSE_ROWS) {
+        f->linear(l->d, y, NULL, dev_x, w, M, N, K);
+        f->linear_dx(l->d, gx, NULL, dev_dy, w, M, N, K);
+    } else {
+        const int off[2] = {0, M}, *one = lab_int(l, off, 2);
+        const real *const *wt = (const real *const *)table_of(l, w, 1, 0);
+        f->group(l->d, y, dev_x, wt, one, 1, M, N, K);
+        f->group_dx(l->d, gx, dev_dy, wt, one, 1, M, N, K);
+    }
     const double *want = lab_get(l, y, ny), *wantx = lab_get(l, gx, nx);
     static const int sizes[] = {1, 2, 5, 8, 9, 16, 17, 24, 25, 61};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    for (size_t i = 0; DENSE_ROWS && i < sizeof sizes / sizeof *sizes; i++)
         for (int n = sizes[i], first = (int)i; first + n <= M; first += n + 2) {
             const size_t at = SIZE(first, N), atx = SIZE(first, K);
             f->linear(l->d, y2, NULL, dev_x + atx, w, n, N, K);
@@ -233,7 +247,7 @@ static void rows_with(Lab *l, const Ops *f, const int *dim) {
 }
 
 static void rows(Lab *l, const int *dim) {
-    for (int i = 0; i < 2; i++) rows_with(l, &all_ops[i], dim);
+    for (int i = 0; i < KINDS; i++) rows_with(l, &all_ops[i], dim);
 }
 
 static void test_a_row_does_not_depend_on_its_company(void **state) {
@@ -264,26 +278,27 @@ static void off_past_the_room(void *arg) {
     real *x = lab_real(l, NULL, 64), *y = lab_real(l, NULL, 64);
     const real *w = x, *const *table = lab_bytes(l, &w, sizeof w);
     dev_group_linear(l->d, y, x, table, lab_int(l, off, 2), 1, 4, 4, 4);
+    lab_get(l, y, 1);
 }
 
 static void test_refusals(void **state) {
     (void)state;
     int past[2] = {0, 5}, backwards[2] = {3, 1}, negative[2] = {-1, 2}, good[2] = {1, 4};
-    assert_int_equal(child_call(off_past_the_room, past).status, STATUS_DEVICE);
-    assert_int_equal(child_call(off_past_the_room, backwards).status, STATUS_DEVICE);
-    assert_int_equal(child_call(off_past_the_room, negative).status, STATUS_DEVICE);
+    assert_int_equal(child_call(off_past_the_room, past).status, LAB_FAULT);
+    assert_int_equal(child_call(off_past_the_room, backwards).status, LAB_FAULT);
+    assert_int_equal(child_call(off_past_the_room, negative).status, LAB_FAULT);
     assert_int_equal(child_call(off_past_the_room, good).status, 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals), // first: a child of a process that has used a GPU cannot use it
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_router),
         cmocka_unit_test(test_group),
         cmocka_unit_test(test_no_groups),
         cmocka_unit_test(test_a_row_does_not_depend_on_its_company),
         cmocka_unit_test(test_nan_stays_where_it_is),
-        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

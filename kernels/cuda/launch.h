@@ -71,6 +71,27 @@ static __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// The same in fp32, by multiply-adds with ascending k: for checks, not for speed. a: a pair for each register of the bf16 fragment.
+// One copy of it: inlined hundreds of times, a kernel would take an hour to compile.
+static __device__ __noinline__ float4 mma_fp32_parts(float4 c, float4 a0, float4 a1, float4 b0) {
+    const int lane = (int)(threadIdx.x & 31), row = lane / 4 * 4, col = lane % 4 * 8;
+    const float a[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w}, b[4] = {b0.x, b0.y, b0.z, b0.w};
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        const int from = k % 8 / 2, i = k % 2 + k / 8 * 4, j = k % 2 + k / 8 * 2;
+        const float upper = __shfl_sync(0xffffffffu, a[i], row + from), lower = __shfl_sync(0xffffffffu, a[i + 2], row + from);
+        const float left = __shfl_sync(0xffffffffu, b[j], col + from), right = __shfl_sync(0xffffffffu, b[j], col + 4 + from);
+        c.x = fmaf(upper, left, c.x), c.y = fmaf(upper, right, c.y);
+        c.z = fmaf(lower, left, c.z), c.w = fmaf(lower, right, c.w);
+    }
+    return c;
+}
+static __device__ __forceinline__ void mma_fp32(float (&c)[4], const float (&a)[8], const float (&b)[4]) {
+    const float4 x = mma_fp32_parts(make_float4(c[0], c[1], c[2], c[3]), make_float4(a[0], a[1], a[2], a[3]),
+                                    make_float4(a[4], a[5], a[6], a[7]), make_float4(b[0], b[1], b[2], b[3]));
+    c[0] = x.x, c[1] = x.y, c[2] = x.z, c[3] = x.w;
+}
+
 // Four 8x8 matrices of 16-bit elements; lane 8i+j gives the shared-memory address (16-byte aligned) of row j of matrix i. _trans:
 // each matrix transposed on the way.
 static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void *row) {

@@ -15,6 +15,14 @@
 #endif
 #define FD_ERR 1e-10 // relative error that lab_slope may have of its own
 
+// How a program ends that reads back what an op left after it found a plan's fault on the device. Emulated, the kernel's stop is
+// the program's (134: 128 + SIGABRT).
+#ifdef BACKEND_emu
+enum { LAB_FAULT = 134 };
+#else
+enum { LAB_FAULT = 6 };
+#endif
+
 typedef struct Lab {
     Dev *d;
     uint64_t hash;      // of every byte that was read back: equal for every number of threads

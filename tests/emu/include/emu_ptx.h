@@ -34,6 +34,27 @@ inline void mma_apply(void *args[WARP], unsigned present) {
     }
 }
 
+struct Mma_fp32 {
+    float *c;
+    const float *a, *b;
+};
+inline void mma_fp32_apply(void *args[WARP], unsigned present) { // the same places, a pair for each register
+    if (present != ~0u) fail("mma without all 32 lanes");
+    float a[16][16], b[16][8];
+    for (int i = 0; i < WARP; i++) {
+        const Mma_fp32 *m = (const Mma_fp32 *)args[i];
+        int g = i / 4, t = i % 4;
+        for (int j = 0; j < 8; j++) a[g + j / 2 % 2 * 8][2 * t + j % 2 + j / 4 * 8] = m->a[j];
+        for (int j = 0; j < 4; j++) b[2 * t + j % 2 + j / 2 * 8][g] = m->b[j];
+    }
+    for (int i = 0; i < WARP; i++) {
+        float *c = ((Mma_fp32 *)args[i])->c;
+        int g = i / 4, t = i % 4;
+        for (int j = 0; j < 4; j++)
+            for (int k = 0; k < 16; k++) c[j] += a[g + j / 2 * 8][k] * b[k][2 * t + j % 2];
+    }
+}
+
 struct Load_matrix {
     uint32_t *r;
     const void *row;
@@ -66,6 +87,10 @@ inline void load_matrix(uint32_t (&r)[4], const void *row, bool trans) {
 static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     emu::Mma m = {c, a, b};
     emu::warp_meet(~0u, "mma", emu::mma_apply, &m);
+}
+static inline void mma_fp32(float (&c)[4], const float (&a)[8], const float (&b)[4]) {
+    emu::Mma_fp32 m = {c, a, b};
+    emu::warp_meet(~0u, "mma", emu::mma_fp32_apply, &m);
 }
 static inline void ldmatrix_x4(uint32_t (&r)[4], const void *row) { emu::load_matrix(r, row, false); }
 static inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) { emu::load_matrix(r, row, true); }

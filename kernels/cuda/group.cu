@@ -1,0 +1,190 @@
+// Grouped products whose row counts only the device knows, for sm_80 and newer: a persistent grid walks over the tiles that
+// exist, operands come by cp.async in a ring of stages, fragments by ldmatrix, products by mma. Every element is one chain
+// over the sum's index, in steps of 16, whatever the group, the tile or the row's place in it.
+#include "kernels/cuda/fragment.h"
+#include "kernels/cuda/group.h"
+
+// A block's tile of the result, a step of the sum, a warp's share; fp32 has a stage less, so that any sm_8x holds a block
+enum { TILE_M = 128, TILE_N = 128, STEP = 32, WARP_M = 64, WARP_N = 64, GROUP_THREADS = 128, RING = sizeof(real) == 2 ? 4 : 3 };
+enum { STAGE_A = TILE_M * STEP, STAGE_REALS = STAGE_A + TILE_N * STEP, RING_BYTES = RING * STAGE_REALS * (int)sizeof(real) };
+static_assert(TILE_M * TILE_N <= RING * STAGE_REALS, "the finished tile fits the ring");
+
+struct Tile { // where a tile of the result and its operands lie
+    const real *a, *b;
+    int group, row0, col0; // row0: of the group's rows (NT, NN), of out_rows (TN)
+    int first_row, rows;   // rows of the result from row0 on that exist, cut to TILE_M by use; first row of the group
+    int cols, sum;         // columns from col0 on that exist; length of the sum
+};
+
+template <GroupForm FORM> static __device__ Tile tile_find(const GroupArgs &g, const int *first, int t) {
+    Tile s;
+    s.group = group_of(first, g.J, t);
+    const int i = t - first[s.group], n_rows = g.off[s.group + 1] - g.off[s.group];
+    const int down_tiles = ((FORM == GROUP_TN ? g.out_rows : n_rows) + TILE_M - 1) / TILE_M;
+    s.first_row = g.off[s.group];
+    s.row0 = i % down_tiles * TILE_M; // down first: neighbours share the weights' tile
+    s.col0 = i / down_tiles * TILE_N;
+    s.cols = g.cols - s.col0;
+    if (FORM == GROUP_TN) {
+        s.rows = g.out_rows - s.row0;
+        s.sum = n_rows;
+        s.a = g.a + (size_t)s.first_row * g.out_rows + s.row0;
+        s.b = g.b + (size_t)s.first_row * g.cols + s.col0;
+    } else {
+        s.rows = n_rows - s.row0;
+        s.sum = g.inner;
+        s.a = g.a + (size_t)(s.first_row + s.row0) * g.inner;
+        s.b = g.w[s.group] + (FORM == GROUP_NT ? (size_t)s.col0 * g.inner : (size_t)s.col0);
+    }
+    return s;
+}
+
+template <GroupForm FORM> static __device__ __forceinline__ void stage_load(real *stage, const GroupArgs &g, const Tile &s, int k0) {
+    const int left = s.sum - k0;
+    if (FORM == GROUP_TN) tile_load<STEP, TILE_M, GROUP_THREADS>(stage, s.a + (size_t)k0 * g.out_rows, g.out_rows, left, s.rows);
+    else tile_load<TILE_M, STEP, GROUP_THREADS>(stage, s.a + k0, g.inner, s.rows, left);
+    if (FORM == GROUP_NT) tile_load<TILE_N, STEP, GROUP_THREADS>(stage + STAGE_A, s.b + k0, g.inner, s.cols, left);
+    else tile_load<STEP, TILE_N, GROUP_THREADS>(stage + STAGE_A, s.b + (size_t)k0 * g.cols, g.cols, left, s.cols);
+}
+
+typedef float Sums[WARP_M / 16][WARP_N / 8][4];
+
+template <GroupForm FORM> static __device__ __forceinline__ void stage_multiply(Sums &sum, const real *stage, int m, int n) {
+#pragma unroll
+    for (int k = 0; k < STEP; k += 16) {
+        FragA a[WARP_M / 16];
+        FragB b[WARP_N / 8];
+#pragma unroll
+        for (int i = 0; i < WARP_M / 16; i++) {
+            if (FORM == GROUP_TN) frag_a_turned<TILE_M>(a[i], stage, m + i * 16, k);
+            else frag_a<STEP>(a[i], stage, m + i * 16, k);
+        }
+#pragma unroll
+        for (int j = 0; j < WARP_N / 8; j += 2) {
+            if (FORM == GROUP_NT) frag_b<STEP>(b[j], b[j + 1], stage + STAGE_A, n + j * 8, k);
+            else frag_b_turned<TILE_N>(b[j], b[j + 1], stage + STAGE_A, n + j * 8, k);
+        }
+#pragma unroll
+        for (int i = 0; i < WARP_M / 16; i++)
+#pragma unroll
+            for (int j = 0; j < WARP_N / 8; j++) frag_mma(sum[i][j], a[i], b[j]);
+    }
+}
+
+// The tile passes through shared memory, so that 16-byte stores cover whole lines.
+static __device__ void store_rows(real *y, int ld, real *ring, const Sums &sum, const Tile &s, int m, int n) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < WARP_M / 16; i++)
+#pragma unroll
+        for (int j = 0; j < WARP_N / 8; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                real_store_pair(ring + tile_element<TILE_N>(m + i * 16 + h * 8 + g, n + j * 8 + t * 2), sum[i][j][h * 2],
+                                sum[i][j][h * 2 + 1]);
+    __syncthreads();
+    tile_store<TILE_M, TILE_N, GROUP_THREADS>(y + (size_t)(s.first_row + s.row0) * ld + s.col0, ld, ring, s.rows, s.cols);
+}
+
+// Four lanes cover a sector of 32 bytes.
+static __device__ void add_rows(wide *dw, int ld, const Sums &sum, const Tile &s, int m, int n) {
+    dw += (size_t)s.row0 * ld + s.col0;
+    const bool whole = ((uintptr_t)dw | ld * sizeof(wide)) % 8 == 0;
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < WARP_M / 16; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int r = m + i * 16 + h * 8 + g;
+            if (r >= s.rows) continue;
+#pragma unroll
+            for (int j = 0; j < WARP_N / 8; j++) {
+                const int c = n + j * 8 + t * 2;
+                wide *to = dw + (size_t)r * ld + c;
+                const float lo = sum[i][j][h * 2], hi = sum[i][j][h * 2 + 1];
+                if (whole && c + 1 < s.cols) {
+                    float2 x = *reinterpret_cast<const float2 *>(to);
+                    x.x += lo, x.y += hi;
+                    *reinterpret_cast<float2 *>(to) = x;
+                } else {
+                    if (c < s.cols) to[0] += lo;
+                    if (c + 1 < s.cols) to[1] += hi;
+                }
+            }
+        }
+}
+
+template <GroupForm FORM> static __global__ void __launch_bounds__(GROUP_THREADS, 2) group_kernel(GroupArgs g) {
+    DYN_SHARED(real, ring);
+    int *first = reinterpret_cast<int *>(ring + RING * STAGE_REALS); // (J+1)
+    if (warp_id() == 0) group_tiles<FORM, TILE_M, TILE_N>(first, g);
+    __syncthreads();
+    const int m = warp_id() / 2 * WARP_M, n = warp_id() % 2 * WARP_N;
+    for (int t = (int)blockIdx.x; t < first[g.J]; t += (int)gridDim.x) {
+        const Tile s = tile_find<FORM>(g, first, t);
+        const int steps = (s.sum + STEP - 1) / STEP;
+        const bool busy = m < s.rows && n < s.cols; // this warp's share exists
+        Sums sum;
+#pragma unroll
+        for (int i = 0; i < WARP_M / 16; i++)
+#pragma unroll
+            for (int j = 0; j < WARP_N / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
+        for (int k = 0; k < RING - 1; k++) {
+            if (k < steps) stage_load<FORM>(ring + k * STAGE_REALS, g, s, k * STEP);
+            cp_async_commit();
+        }
+        for (int k = 0; k < steps; k++) {
+            cp_async_wait<RING - 2>();
+            __syncthreads(); // stage k has landed for all, and stage k - 1 has been read by all
+            const int next = k + RING - 1;
+            if (next < steps) stage_load<FORM>(ring + next % RING * STAGE_REALS, g, s, next * STEP);
+            cp_async_commit();
+            if (busy) stage_multiply<FORM>(sum, ring + k % RING * STAGE_REALS, m, n);
+        }
+        cp_async_wait<0>();
+        __syncthreads(); // the ring is free
+        if (FORM == GROUP_TN) {
+            if (busy) add_rows(g.dw[s.group], g.cols, sum, s, m, n);
+        } else {
+            store_rows(g.y, g.cols, ring, sum, s, m, n);
+            __syncthreads();
+        }
+    }
+}
+
+template <GroupForm FORM> static void group_portable(Dev *d, const GroupArgs &g) {
+    const size_t smem = RING_BYTES + (g.J + 1) * sizeof(int);
+    const int64_t most = group_tiles_most(FORM, g, TILE_M, TILE_N), resident = 2 * (int64_t)d->sms;
+    CUDA_CHECK(cudaFuncSetAttribute(group_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    LAUNCH(group_kernel<FORM>, (unsigned)(most < resident ? most : resident), GROUP_THREADS, smem, d->stream, g);
+}
+
+enum { GROUPS_MAX = 4096 }; // their offsets lie in shared memory
+
+template <GroupForm FORM> static void group(Dev *d, const GroupArgs &g) {
+    CHECK_USAGE(g.J <= GROUPS_MAX, "%d groups (experts and replica slots of a rank) in one product, at most %d", g.J, GROUPS_MAX);
+    if (!g.J || !g.M || !g.cols || (FORM == GROUP_TN && !g.out_rows)) return;
+    group_portable<FORM>(d, g);
+}
+
+extern "C" void dev_group_linear(Dev *d, real *y, const real *x, const real *const *w, const int *off, int J, int M, int N, int K) {
+    GroupArgs g = {};
+    g.y = y, g.a = x, g.w = w, g.off = off, g.J = J, g.M = M, g.cols = N, g.inner = K;
+    group<GROUP_NT>(d, g);
+}
+
+extern "C" void dev_group_linear_dx(Dev *d, real *dx, const real *dy, const real *const *w, const int *off, int J, int M, int N,
+                                    int K) {
+    GroupArgs g = {};
+    g.y = dx, g.a = dy, g.w = w, g.off = off, g.J = J, g.M = M, g.cols = K, g.inner = N;
+    group<GROUP_NN>(d, g);
+}
+
+extern "C" void dev_group_linear_dw(Dev *d, wide *const *dw, const real *dy, const real *x, const int *off, int J, int M, int N,
+                                    int K) {
+    GroupArgs g = {};
+    g.dw = dw, g.a = dy, g.b = x, g.off = off, g.J = J, g.M = M, g.out_rows = N, g.cols = K;
+    group<GROUP_TN>(d, g);
+}
