@@ -317,6 +317,16 @@ void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info, int64_t tr
     for (int k = 0; k < 2; k++) traffic[k] = m->traffic_host[2 * at + k];
 }
 
+void moe_history_get(const Moe *m, int64_t *history) {
+    for (int i = 0; i < m->c.layers; i++)
+        dev_download(m->d, history + SIZE(i, m->c.E), m->layer[i].plan.history, SIZE(m->c.E, sizeof *history));
+}
+
+void moe_history_set(Moe *m, const int64_t *history) {
+    for (int i = 0; i < m->c.layers; i++)
+        dev_upload(m->d, m->layer[i].plan.history, history + SIZE(i, m->c.E), SIZE(m->c.E, sizeof *history));
+}
+
 void moe_check_hashes(Moe *m) {
     int n = m->c.micros * m->c.layers;
     uint64_t *mine = host_alloc(SIZE(n, sizeof *mine)), *all = host_alloc(SIZE(m->R, n, sizeof *all));

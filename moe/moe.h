@@ -87,6 +87,9 @@ void moe_update_bias(Moe *m, double rate); // loss-free balancing from the count
 // rows it sent to other nodes, and pairs among them that were passed on to another rank there.
 void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info, int64_t traffic[2]);
 int moe_crossing_pairs(const Moe *m); // pairs that a row which crosses may stand for: K with dedup, else 1
+// The past by which eplb plans, alike on all ranks of ep: (layers,E), host. For checkpoints.
+void moe_history_get(const Moe *m, int64_t *history);
+void moe_history_set(Moe *m, const int64_t *history);
 // Dies (STATUS_COMM) unless all ranks of ep made the same plans in the last step.
 void moe_check_hashes(Moe *m);
 #endif

@@ -20,8 +20,8 @@ typedef struct Setup {
     int ranks, ep, nodes, micros;
     Policy policy;
     int slots;
-    int plain;       // 1: no dedup, 2: no slicing, or'ed
-    unsigned without; // parts of topoep
+    int pairs;         // 1: no dedup
+    PlanOptions how;   // switches of the plan
 } Setup;
 
 typedef struct Result {
@@ -156,8 +156,9 @@ static void body(Comm *world, void *arg) {
     Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1});
     Comm *ep = comm_block(world, s.ep);
     ModelRun run = {.max_B = B / s.ranks / s.micros, .T = T, .micros = s.micros, .training = 1, .seed = 11, .aux_coef = 0.02, .z_coef = 0.003,
-                    .scope = job->scope, .S = s.slots, .cost = cheap_copies(comm_info(ep), s.slots), .dedup = !(s.plain & 1),
-                    .plan = {.policy = s.policy, .block = 1, .without = s.without | (s.plain & 2 ? PLAN_NO_SLICING : 0)}};
+                    .scope = job->scope, .S = s.slots, .cost = cheap_copies(comm_info(ep), s.slots), .dedup = !s.pairs,
+                    .plan = s.how};
+    run.plan.policy = s.policy, run.plan.block = 1;
     Model *m = model_init(d, world, ep, &job->model, &run);
     if (comm_info(world)->rank == 0) alloc_result(job->result, model_params(m), &job->model);
     comm_barrier(world);
@@ -206,17 +207,38 @@ static double compare(const Result *a, const Result *b, int params) {
 }
 
 static const Setup setups[] = {
-    {1, 1, 1, 2, POLICY_TOPOEP, 2, 0, 0}, {1, 1, 1, 4, POLICY_NONE, 0, 0, 0},   {2, 2, 1, 1, POLICY_TOPOEP, 1, 0, 0}, {2, 2, 2, 2, POLICY_TOPOEP, 2, 0, 0},
-    {2, 1, 1, 1, POLICY_NONE, 0, 0, 0},   {3, 3, 1, 1, POLICY_TOPOEP, 2, 0, 0}, {3, 3, 3, 2, POLICY_TOPOEP, 1, 0, 0}, {4, 4, 1, 1, POLICY_TOPOEP, 2, 0, 0},
-    {4, 4, 2, 2, POLICY_TOPOEP, 1, 0, 0}, {4, 4, 4, 1, POLICY_TOPOEP, 2, 0, 0}, {4, 4, 2, 1, POLICY_NONE, 0, 0, 0},   {4, 2, 2, 1, POLICY_TOPOEP, 2, 0, 0},
-    {4, 2, 1, 1, POLICY_TOPOEP, 0, 0, 0}, {4, 1, 4, 1, POLICY_TOPOEP, 1, 0, 0}, {8, 8, 4, 1, POLICY_TOPOEP, 2, 0, 0}, {8, 8, 2, 1, POLICY_TOPOEP, 3, 0, 0},
-    {8, 4, 4, 1, POLICY_TOPOEP, 2, 0, 0}, {8, 4, 2, 3, POLICY_TOPOEP, 1, 0, 0}, {8, 2, 2, 1, POLICY_NONE, 2, 0, 0},   {8, 8, 1, 3, POLICY_NONE, 0, 0, 0},
+    {1, 1, 1, 2, POLICY_TOPOEP, 2, 0, {0}},    {1, 1, 1, 4, POLICY_NONE, 0, 0, {0}},      {2, 2, 1, 1, POLICY_TOPOEP, 1, 0, {0}},
+    {2, 2, 2, 2, POLICY_TOPOEP, 2, 0, {0}},    {2, 1, 1, 1, POLICY_NONE, 0, 0, {0}},      {3, 3, 1, 1, POLICY_TOPOEP, 2, 0, {0}},
+    {3, 3, 3, 2, POLICY_TOPOEP, 1, 0, {0}},    {4, 4, 1, 1, POLICY_TOPOEP, 2, 0, {0}},    {4, 4, 2, 2, POLICY_TOPOEP, 1, 0, {0}},
+    {4, 4, 4, 1, POLICY_TOPOEP, 2, 0, {0}},    {4, 4, 2, 1, POLICY_NONE, 0, 0, {0}},      {4, 2, 2, 1, POLICY_TOPOEP, 2, 0, {0}},
+    {4, 2, 1, 1, POLICY_TOPOEP, 0, 0, {0}},    {4, 1, 4, 1, POLICY_TOPOEP, 1, 0, {0}},    {8, 8, 4, 1, POLICY_TOPOEP, 2, 0, {0}},
+    {8, 8, 2, 1, POLICY_TOPOEP, 3, 0, {0}},    {8, 4, 4, 1, POLICY_TOPOEP, 2, 0, {0}},    {8, 4, 2, 3, POLICY_TOPOEP, 1, 0, {0}},
+    {8, 2, 2, 1, POLICY_NONE, 2, 0, {0}},      {8, 8, 1, 3, POLICY_NONE, 0, 0, {0}},
 };
-static const Setup others[] = { // the other balancers; eplb plans by the past, and so differently for every layout
-    {4, 4, 2, 1, POLICY_EPLB, 2, 0, 0},    {4, 4, 2, 1, POLICY_FASTERMOE, 2, 0, 0}, {4, 4, 2, 2, POLICY_LLEP, 2, 0, 0}, {4, 4, 1, 1, POLICY_ECHO, 3, 0, 0},
-    {4, 4, 2, 1, POLICY_LPLB, 1, 0, 0},    {4, 4, 2, 1, POLICY_ULTRAEP, 2, 0, 0},   {8, 8, 4, 1, POLICY_MOONEP, 3, 0, 0}, {8, 4, 4, 1, POLICY_EPLB, 1, 0, 0},
+// Every other balancer on two layouts (eplb plans by the past, and so differently for every layout), with tokens or pairs that
+// cross nodes, copies cut over the ports or not.
+#define ONE_PORT {.without = PLAN_NO_SLICING}
+static const Setup others[] = {
+    {4, 4, 2, 1, POLICY_EPLB, 2, 0, {0}},      {8, 4, 4, 1, POLICY_EPLB, 1, 1, ONE_PORT},   {4, 4, 2, 1, POLICY_FASTERMOE, 2, 0, ONE_PORT},
+    {8, 8, 4, 1, POLICY_FASTERMOE, 3, 1, {0}}, {4, 4, 2, 2, POLICY_LLEP, 2, 0, {0}},        {6, 6, 3, 1, POLICY_LLEP, 1, 1, ONE_PORT},
+    {4, 4, 1, 1, POLICY_ECHO, 3, 0, {0}},      {8, 8, 2, 1, POLICY_ECHO, 2, 1, {0}},        {4, 4, 2, 1, POLICY_LPLB, 1, 1, {0}},
+    {8, 8, 2, 3, POLICY_LPLB, 2, 0, ONE_PORT}, {4, 4, 2, 1, POLICY_ULTRAEP, 2, 0, {0}},     {6, 6, 2, 1, POLICY_ULTRAEP, 3, 1, {0}},
+    {8, 8, 4, 1, POLICY_MOONEP, 3, 0, {0}},    {4, 4, 4, 2, POLICY_MOONEP, 2, 1, ONE_PORT}, {4, 4, 2, 1, POLICY_NONE, 0, 1, {0}},
+    {8, 8, 2, 1, POLICY_NONE, 0, 1, ONE_PORT},
 };
-static const Setup one = {1, 1, 1, 1, POLICY_NONE, 0, 0, 0};
+// and topoep with every switch
+static const Setup switches[] = {
+    {4, 4, 2, 1, POLICY_TOPOEP, 2, 1, {0}},      {8, 8, 2, 1, POLICY_TOPOEP, 3, 0, ONE_PORT},
+    {8, 8, 4, 1, POLICY_TOPOEP, 2, 1, ONE_PORT}, {4, 4, 2, 1, POLICY_TOPOEP, 2, 0, {.target = TARGET_BALANCE}},
+    {8, 8, 2, 1, POLICY_TOPOEP, 2, 1, {.target = TARGET_BALANCE, .effort = EFFORT_LOW}},
+    {4, 4, 2, 1, POLICY_TOPOEP, 2, 0, {.effort = EFFORT_LOW}},
+    {8, 8, 2, 1, POLICY_TOPOEP, 3, 0, {.effort = EFFORT_HIGH, .without = PLAN_NO_PORTFOLIO}},
+    {8, 8, 2, 1, POLICY_TOPOEP, 2, 0, {.without = PLAN_NO_STAGE1}},
+    {8, 8, 4, 1, POLICY_TOPOEP, 2, 1, {.without = PLAN_NO_STAGE2}},
+    {8, 8, 2, 3, POLICY_TOPOEP, 2, 0, {.without = PLAN_NO_LOCALITY | PLAN_NO_SLICING}},
+    {8, 4, 4, 1, POLICY_TOPOEP, 1, 0, {.without = PLAN_NO_STAGE1 | PLAN_NO_STAGE2}},
+};
+static const Setup one = {1, 1, 1, 1, POLICY_NONE, 0, 0, {0}};
 
 static void check_list(const Setup *list, size_t n, AuxScope scope, int optimizer, ModelConfig model, int params) {
     Result want = run_setup(one, model, scope, optimizer);
@@ -227,11 +249,14 @@ static void check_list(const Setup *list, size_t n, AuxScope scope, int optimize
         Result got = run_setup(s, model, scope, optimizer);
         double worst = compare(&want, &got, params);
         if (!(worst <= BOUND))
-            fail_msg("%d ranks, ep %d, %d nodes, %d microbatches, %s, %d slots: differs by %g, bound %g", s.ranks, s.ep, s.nodes, s.micros,
-                     policy_names[s.policy], s.slots, worst, BOUND);
+            fail_msg("%d ranks, ep %d, %d nodes, %d microbatches, %s, %d slots, dedup %d, without %x: differs by %g, bound %g", s.ranks, s.ep,
+                     s.nodes, s.micros, policy_names[s.policy], s.slots, !s.pairs, s.how.without, worst, BOUND);
         if (s.nodes > 1 && s.ranks == s.ep && got.wire != got.planned)
             fail_msg("%d ranks, %d nodes: %lld bytes went between nodes, the plans said %lld", s.ranks, s.nodes, (long long)got.wire,
                      (long long)got.planned);
+        if (s.pairs ? got.crossings != got.pairs : got.crossings > got.pairs || (got.pairs && got.crossings == got.pairs))
+            fail_msg("%d ranks, %d nodes, dedup %d: %lld rows crossed for %lld pairs", s.ranks, s.nodes, !s.pairs, (long long)got.crossings,
+                     (long long)got.pairs);
         copies += got.copies;
         free_result(&got);
     }
@@ -248,6 +273,7 @@ static void test_sgd(void **state) { (void)state; check_all(AUX_SEQ, OPTIMIZER_S
 static void test_policies(void **state) {
     (void)state;
     check_list(others, sizeof others / sizeof *others, AUX_SEQ, OPTIMIZER_SGD, small_model(), 1);
+    check_list(switches, sizeof switches / sizeof *switches, AUX_SEQ, OPTIMIZER_SGD, small_model(), 1);
 }
 static void test_global_scope(void **state) { (void)state; check_all(AUX_GLOBAL, OPTIMIZER_SGD, small_model(), 1); }
 

@@ -72,13 +72,18 @@ differ "another seed" "$(last four)" "$(last seed)"
 ok "observed" train observed --steps 12 --virtual-ranks 4 --nodes 2 --eval-every 2 --sample-every 3 --trace-every 2 --save-every 4 --check-plans
 same "observed or not" "$(last virtual)" "$(last observed)"
 # eplb plans by the past: near balance, with one slot, its plans turn on little, so a past that observing had moved would show
-eplb="$bin/train $model --data $tmp/data --batch 8 --lr 0.01 --steps 24 --save-every 24 --virtual-ranks 4 --nodes 2 --balance eplb --slots 1"
+eplb="$bin/train $model --data $tmp/data --batch 8 --lr 0.01 --steps 24 --save-every 12 --virtual-ranks 4 --nodes 2 --balance eplb --slots 1"
 ok "eplb" $eplb --out "$tmp/eplb" $quiet
 ok "eplb observed" $eplb --out "$tmp/eplb2" --eval-every 1 --sample-every 1
 same "eplb, observed or not" "$(last eplb)" "$(last eplb2)"
+rm -rf "$(last eplb2)" # as if it had stopped after step 12
+ok "eplb resumed" "$bin/train" --resume "$tmp/eplb2" --virtual-ranks 4 --nodes 2
+same "eplb, stopped between or not" "$(last eplb)" "$(last eplb2)"
+ok "uniform" train uniform --steps 2 $quiet --virtual-ranks 2 --balance uniform
+ok "uniform says what it is" grep -qi "not a training method" "$tmp/uniform/log.jsonl"
 ok "trace is there" test -s "$tmp/observed/route.bin"
 for field in step tokens loss val_loss lr grad_norm tok_s step_ms wait_ms aux_loss z_loss maxvio rank_max_mean_before \
-    rank_max_mean_after pairs_self pairs_node pairs_inter bytes_node bytes_inter weight_bytes plan_us; do
+    rank_max_mean_after pairs_self pairs_node pairs_inter crossings counts_us moe_us bytes_node bytes_inter weight_bytes plan_us; do
     ok "log has $field" grep -q "\"$field\"" "$tmp/observed/log.jsonl"
 done
 

@@ -41,14 +41,41 @@ static void open_data(Trainer *t) {
 }
 
 // ---- the stored run --------------------------------------------------------------------------------------------------
+static int moe_layers(const Trainer *t) {
+    int n = 0;
+    for (int l = 0; l < t->c.L; l++) n += !t->c.dense[l];
+    return n;
+}
+
+// The past by which eplb plans: (groups, MoE layers, experts) as whole numbers; null for the other balancers. Collective.
+static json_t *history_json(const Trainer *t) {
+    if (!t->moe || t->o.balance != POLICY_EPLB) return json_null();
+    size_t layers = (size_t)moe_layers(t), E = (size_t)t->c.E, n = layers * E;
+    int64_t *mine = host_alloc(n * sizeof *mine), *all = host_alloc(SIZE(t->info->size, (int64_t)n, sizeof *all));
+    moe_history_get(t->moe, mine);
+    comm_allgather(t->world, all, mine, n * sizeof *mine);
+    json_t *groups = json_array();
+    for (int g = 0; g < t->share.groups; g++) {
+        json_t *group = json_array();
+        for (size_t l = 0; l < layers; l++) {
+            json_t *layer = json_array();
+            for (size_t e = 0; e < E; e++) json_array_append_new(layer, json_integer(all[SIZE(g, t->share.R) * n + l * E + e]));
+            json_array_append_new(group, layer);
+        }
+        json_array_append_new(groups, group);
+    }
+    free(mine), free(all);
+    return groups;
+}
+
 json_t *trainer_state(const Trainer *t) {
     char hash[32];
     snprintf(hash, sizeof hash, "%016" PRIx64, t->data_hash);
     json_t *data = json_pack("{s:I, s:I, s:s}", "windows", (json_int_t)loader_windows(t->train), "tokens", (json_int_t)loader_tokens(t->train),
                              "hash", hash);
-    return json_pack("{s:i, s:I, s:I, s:I, s:i, s:i, s:o, s:o}", "format", 1, "step", (json_int_t)t->at.step, "samples",
+    return json_pack("{s:i, s:I, s:I, s:I, s:i, s:i, s:o, s:o, s:o}", "format", 1, "step", (json_int_t)t->at.step, "samples",
                      (json_int_t)t->at.samples, "tokens", (json_int_t)t->at.tokens, "ranks", t->info->size, "ep", t->share.R, "data", data,
-                     "flags", options_json(&t->o));
+                     "flags", options_json(&t->o), "eplb_history", history_json(t));
 }
 
 static const int64_t STORED_MAX = 1000000000000000000; // sums with a step's samples and tokens fit
@@ -89,6 +116,26 @@ static void check_data(const Trainer *t, const json_t *state) {
                "%s is not what the run was trained on: %" PRId64 " tokens in %" PRId64 " windows (hash %s), expected %" PRId64 " in %" PRId64
                " (hash %s) (hint: --data)", t->o.data, loader_tokens(t->train), loader_windows(t->train), now, tokens, windows,
                hash ? hash : "missing");
+}
+
+// Another number of groups takes the first one's: only the experts' shares count. Without any, eplb gathers its past anew.
+static void restore_history(Trainer *t, const json_t *state) {
+    json_t *groups = json_object_get(state, "eplb_history");
+    if (!t->moe || t->o.balance != POLICY_EPLB || !groups || json_is_null(groups)) return;
+    size_t layers = (size_t)moe_layers(t), E = (size_t)t->c.E;
+    int own = json_array_size(groups) == (size_t)t->share.groups ? t->info->rank / t->share.R : 0;
+    json_t *group = json_array_get(groups, (size_t)own);
+    int64_t *history = host_alloc(layers * E * sizeof *history);
+    CHECK_DATA(json_array_size(group) == layers, "%s/trainer.json: \"eplb_history\" has %zu layers, the model has %zu with experts", t->resumed,
+               json_array_size(group), layers);
+    for (size_t i = 0; i < layers * E; i++) {
+        json_t *layer = json_array_get(group, i / E), *x = json_array_get(layer, i % E);
+        CHECK_DATA(json_array_size(layer) == E && json_is_integer(x) && json_integer_value(x) >= 0 && json_integer_value(x) >> 48 == 0,
+                   "%s/trainer.json: \"eplb_history\", layer %zu: expected %zu whole numbers from 0 to 2^48", t->resumed, i / E, E);
+        history[i] = json_integer_value(x);
+    }
+    moe_history_set(t->moe, history);
+    free(history);
 }
 
 // ---- folder, model ---------------------------------------------------------------------------------------------------
@@ -133,8 +180,7 @@ static void begin_folder(Trainer *t, const Options *asked, int append) {
 }
 
 static void load_cost(Trainer *t) {
-    int layers = 0;
-    for (int l = 0; l < t->c.L; l++) layers += !t->c.dense[l];
+    int layers = moe_layers(t);
     if (!layers) return;
     const CommInfo *ep = comm_info(t->ep);
     // one rank has no use for copies
@@ -151,8 +197,7 @@ static void load_cost(Trainer *t) {
 // What it will touch for certain; activations and buffers come on top.
 static void check_memory(const Trainer *t) {
     ModelSize size = config_size(&t->c);
-    int layers = 0;
-    for (int l = 0; l < t->c.L; l++) layers += !t->c.dense[l];
+    int layers = moe_layers(t);
     double experts = 3.0 * t->c.E * t->c.F * t->c.C * layers, own = (double)size.params - experts + experts / t->share.R;
     int wides = t->o.optimizer == OPTIMIZER_SGD ? 1 : 3; // gradient and two moments
     double need = own * (double)(sizeof(real) + (size_t)wides * sizeof(wide)) * t->info->local_ranks, there = dev_available(t->d);
@@ -204,6 +249,7 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
     make_model(t);
     if (state) {
         checkpoint_read(t->resumed, t->d, t->ps, &t->c, &t->opt);
+        restore_history(t, state);
         comm_barrier(world); // peers read this rank's experts
         json_decref(state);
     }

@@ -62,7 +62,7 @@ typedef struct Trainer {
 // setup.c: checks in the order usage, device, files; then memory; then parameters, from seed or checkpoint.
 void trainer_open(Trainer *t, Comm *world, const Options *o);
 void trainer_close(Trainer *t);
-json_t *trainer_state(const Trainer *t); // trainer.json
+json_t *trainer_state(const Trainer *t); // trainer.json; collective over the world
 // step.c: one update. Dies with STATUS_NUMERIC, before it, when loss or norm is not finite.
 void trainer_step(Trainer *t, StepStats *s);
 // eval.c: mean loss over at most `windows` evenly spaced windows of the validation data (0 = all). Changes nothing.
