@@ -1,10 +1,6 @@
 // Groups of ranks, windows, and collectives in rank order, on the few primitives of a transport (cpu/comm_impl.h).
 //
-// What stays within a node goes through shared memory: every rank of a group owns a control window
-//   page 0      the node's barrier (its first rank's is used)
-//   GATHER x 2  blocks of an all-gather; two, used in turn, so that one barrier per call is enough
-//   PIECE x 6   of a sum: stage x 2 (own values), result x 2 (own slice, final), prefix (of the nodes before), partial
-// of which untouched pages cost nothing.
+// What stays within a node goes through shared memory: a control window of every rank of a group.
 #include "kernels/cpu/comm_impl.h"
 #include "kernels/check.h"
 #include <linux/futex.h>
@@ -15,37 +11,34 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, GATHER = 64 << 10, PIECE = 256 << 10, BLOCK = 1024 }; // bytes; BLOCK elements stay in the first-level cache
-enum { STAGE = PAGE + 2 * GATHER, RESULT = STAGE + 2 * PIECE, PREFIX = RESULT + 2 * PIECE, PARTIAL = PREFIX + PIECE,
-       CONTROL = PARTIAL + PIECE };
 enum { PATIENCE_S = 1800 }; // a checkpoint of one rank may take that long
 
 // ---- messages --------------------------------------------------------------------------------------------------------
-static void msgs_begin(Comm *c) { c->call.n = 0, c->sequence = (c->sequence + 1) % TAG_CALLS; }
+void msgs_begin(Comm *c) { c->call.n = 0, c->sequence = (c->sequence + 1) % TAG_CALLS; }
 
 // Room first: a posted message must not move.
-static void msgs_room(MsgList *l, int n) {
+void msgs_room(MsgList *l, int n) {
     if (n <= l->room) return;
     free(l->msg);
     l->room = n + n / 2 + 16;
     l->msg = host_alloc(SIZE(l->room, sizeof *l->msg));
 }
 
-static int msgs_count(size_t bytes) { return (int)(bytes / MSG_MAX) + 1; }
+int msgs_count(size_t bytes) { return (int)(bytes / MSG_MAX) + 1; }
 
-static void msg_post(Comm *c, MsgList *l, Msg m) {
+void msg_post(Comm *c, MsgList *l, Msg m) {
     l->msg[l->n] = m;
     c->t->post(c, &l->msg[l->n++]);
 }
 
-static void msgs_post(Comm *c, int send, int peer, const void *ptr, size_t bytes) {
+void msgs_post(Comm *c, int send, int peer, const void *ptr, size_t bytes) {
     for (size_t at = 0; at < bytes || at == 0; at += MSG_MAX) {
         size_t n = bytes - at < MSG_MAX ? bytes - at : MSG_MAX;
         msg_post(c, &c->call, (Msg){.ptr = n ? (char *)ptr + at : NULL, .bytes = n, .peer = peer, .send = send, .tag = c->sequence});
     }
 }
 
-static void msgs_wait(Comm *c) {
+void msgs_wait(Comm *c) {
     c->t->wait(c, c->call.msg, c->call.n);
     c->call.n = 0;
 }
@@ -146,6 +139,7 @@ void comm_open(Comm *c, int nodes) {
 }
 
 void comm_close(Comm *c) {
+    comm_dev_close(c->dev);
     node_meet(c); // a window's owner must not take it from under a peer
     for (Window *w = c->windows, *next; w; w = next) {
         for (int r = 0; r < c->info.size; r++)
@@ -170,6 +164,7 @@ static Comm *derive(Comm *parent, int first, int step, int size, int G) {
     c->info.node = c->info.rank / G;
     c->group = c->t->split(parent, first, step, size);
     start(c);
+    c->dev = comm_dev_open(c, parent->dev);
     return c;
 }
 
@@ -194,12 +189,15 @@ Comm *comm_stride(Comm *world, int stride) {
 }
 
 void comm_free(Comm *c) {
+    comm_dev_wait(c->dev);
     comm_close(c);
     c->t->release(c->group, c->info.rank);
     free(c);
 }
 
 const CommInfo *comm_info(const Comm *c) { return &c->info; }
+CommDev *comm_dev(const Comm *c) { return c->dev; }
+void comm_dev_set(Comm *c, CommDev *v) { c->dev = v; }
 
 void comm_run(int *argc, char ***argv, int n_virtual, int nodes, void (*body)(Comm *world, void *arg), void *arg) {
     int launched = launcher_size();
@@ -268,6 +266,7 @@ void host_node_barrier(Comm *c) {
 // Nodes meet through their first ranks: dissemination barrier (Hensgen, Finkel, Manber 1988), ceil(log2 N) rounds
 void comm_barrier(Comm *c) {
     const CommInfo *i = &c->info;
+    comm_dev_wait(c->dev);
     host_node_barrier(c);
     if (i->N == 1) return;
     msgs_begin(c);
@@ -313,89 +312,7 @@ void comm_allgather(Comm *c, void *out, const void *in, size_t bytes) {
         gather_piece(c, (char *)out + at, bytes, (const char *)in + at, bytes - at < piece ? bytes - at : piece);
 }
 
-// ---- sums, in rank order -----------------------------------------------------------------------------------------------
-// Elements [lo, hi) of a piece of n that place g of a node adds up; whole cache lines
-static void slice_of(size_t *lo, size_t *hi, size_t n, int g, int G) {
-    size_t unit = 64 / sizeof(wide), per = (n + (size_t)G * unit - 1) / ((size_t)G * unit) * unit;
-    *lo = (size_t)g * per < n ? (size_t)g * per : n;
-    *hi = *lo + per < n ? *lo + per : n;
-}
-
-static wide *area(const Comm *c, int rank, size_t offset) { return (wide *)((char *)c->control[rank] + offset); }
-
-// Own slice of a piece: the nodes' sums so far (from the node before) + this node's ranks in order, to the node after.
-// On the last node that is the result.
-static void sum_forward(Comm *c, size_t p, size_t n) {
-    const CommInfo *i = &c->info;
-    int first = i->node * i->G, place = i->rank % i->G, last = i->node == i->N - 1;
-    size_t lo, hi, parity = p & 1;
-    slice_of(&lo, &hi, n, place, i->G);
-    n = hi - lo;
-    wide *out = area(c, i->rank, last ? RESULT + parity * PIECE : PARTIAL);
-    const wide *before = area(c, first, STAGE + parity * PIECE) + lo;
-    if (i->node > 0) {
-        before = area(c, i->rank, PREFIX);
-        msgs_post(c, 0, i->rank - i->G, before, n * sizeof(wide));
-        msgs_wait(c);
-    }
-    for (size_t at = 0; at < n; at += BLOCK) {
-        const wide *sum = before + at;
-        size_t m = n - at < BLOCK ? n - at : BLOCK;
-        for (int g = i->node == 0; g < i->G; g++) {
-            const wide *x = area(c, first + g, STAGE + parity * PIECE) + lo + at;
-            for (size_t j = 0; j < m; j++) out[at + j] = sum[j] + x[j];
-            sum = out + at;
-        }
-    }
-    if (i->G == 1 && i->node == 0) memcpy(out, before, n * sizeof(wide)); // nothing to add yet
-    if (!last) msgs_post(c, 1, i->rank + i->G, out, n * sizeof(wide));
-}
-
-// The result's way back from the last node to the first
-static void sum_back(Comm *c, size_t p, size_t n) {
-    const CommInfo *i = &c->info;
-    size_t lo, hi;
-    slice_of(&lo, &hi, n, i->rank % i->G, i->G);
-    wide *result = area(c, i->rank, RESULT + (p & 1) * PIECE);
-    if (i->node < i->N - 1) {
-        Msg m = {.ptr = result, .bytes = (hi - lo) * sizeof(wide), .peer = i->rank + i->G, .tag = c->sequence};
-        c->t->post(c, &m);
-        c->t->wait(c, &m, 1);
-    }
-    if (i->node > 0) msgs_post(c, 1, i->rank - i->G, result, (hi - lo) * sizeof(wide));
-}
-
-static void sum_take(Comm *c, wide *x, size_t p, size_t n) {
-    const CommInfo *i = &c->info;
-    for (int g = 0; g < i->G; g++) {
-        size_t lo, hi;
-        slice_of(&lo, &hi, n, g, i->G);
-        memcpy(x + lo, area(c, i->node * i->G + g, RESULT + (p & 1) * PIECE), (hi - lo) * sizeof(wide));
-    }
-}
-
-// A pipeline over pieces: in one round a rank stages piece k, adds its slice of piece k-1, and takes the result of an
-// earlier one, `lag` rounds later on each node before the last, since a result comes back one node per round. The nodes
-// form a chain, so that the order of the sum is that of the ranks and each link carries every piece once each way.
-// Every message is complete before a round's barrier: asleep there, a rank would not move it on.
-void host_sum(Comm *c, wide *x, size_t n) {
-    const CommInfo *i = &c->info;
-    if (i->size == 1 || n == 0) return;
-    const size_t piece = PIECE / sizeof(wide), n_pieces = (n + piece - 1) / piece, lag = (size_t)(i->N - 1 - i->node);
-    msgs_begin(c);
-    msgs_room(&c->call, 4);
-    for (size_t k = 0; k < n_pieces + lag + 2; k++) {
-#define LENGTH(p) ((p) + 1 < n_pieces ? piece : n - (p) * piece)
-        if (k < n_pieces) memcpy(area(c, i->rank, STAGE + (k & 1) * PIECE), x + k * piece, LENGTH(k) * sizeof(wide));
-        if (k >= 1 && k - 1 < n_pieces) sum_forward(c, k - 1, LENGTH(k - 1));
-        if (k >= 1 + lag && k - 1 - lag < n_pieces) sum_back(c, k - 1 - lag, LENGTH(k - 1 - lag));
-        msgs_wait(c);
-        if (k >= 2 + lag) sum_take(c, x + (k - 2 - lag) * piece, k - 2 - lag, LENGTH(k - 2 - lag));
-#undef LENGTH
-        host_node_barrier(c);
-    }
-}
-
+// ---- small reductions, in rank order ----------------------------------------------------------------------------------
 #define SMALL_REDUCTION(name, type, combine)                               \
     void name(Comm *c, type *x, int n) {                                   \
         int size = c->info.size;                                           \
@@ -432,95 +349,3 @@ void comm_bcast(Comm *c, void *x, size_t bytes, int root) {
         if (me + d < i->size) msgs_post(c, 1, (i->rank + d) % i->size, x, bytes);
     msgs_wait(c);
 }
-
-// ---- rows ------------------------------------------------------------------------------------------------------------
-// A block is sent in as many messages as its room would take, whatever it holds, so that their number is known.
-static int rows_messages(const Rows *a, int room) { return msgs_count(SIZE(room, (int64_t)a->row_bytes)); }
-
-static void rows_post(Comm *c, int send, const Rows *a, int n, const int *n_send, int room, int tag) {
-    const CommInfo *i = &c->info;
-    size_t block = SIZE(room, (int64_t)a->row_bytes), bytes = send ? SIZE(n_send[n], (int64_t)a->row_bytes) : block, skip = block * (size_t)n;
-    char *base = send ? (char *)a->from + skip : (char *)a->to + skip;
-    for (int k = 0; k < rows_messages(a, room); k++) {
-        size_t at = (size_t)k * MSG_MAX, left = at < bytes ? bytes - at : 0;
-        Msg m = {.ptr = base + at, .bytes = left < MSG_MAX ? left : MSG_MAX, .peer = n * i->G + i->rank % i->G, .send = send, .tag = tag,
-                 .bounded = !send};
-        msg_post(c, &c->call, m);
-        if (send) c->bytes_sent += m.bytes;
-    }
-}
-
-// Messages m[0..k) brought one block of an array.
-static void rows_count(const Comm *c, const Rows *a, const Msg *m, int k, int *n_recv, int known) {
-    size_t bytes = 0;
-    for (int j = 0; j < k; j++) bytes += m[j].bytes;
-    CHECK_COMM(bytes % a->row_bytes == 0, "rank %d sent %zu bytes, no whole number of rows of %zu", m->peer, bytes, a->row_bytes);
-    int rows = (int)(bytes / a->row_bytes);
-    CHECK_COMM(!known || rows == *n_recv, "rank %d sent %d rows where rank %d expects %d: the ranks disagree on what they exchange", m->peer,
-               rows, c->info.rank, *n_recv);
-    *n_recv = rows;
-}
-
-void host_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
-    const CommInfo *i = &c->info;
-    int count = 0;
-    for (int a = 0; a < n_arrays; a++) count += rows_messages(&arrays[a], room);
-    for (int n = 0; n < i->N; n++)
-        CHECK_COMM(n == i->node || (n_send[n] >= 0 && n_send[n] <= room), "%d rows to node %d, expected 0 to %d", n_send[n], n, room);
-    msgs_begin(c);
-    msgs_room(&c->call, 2 * i->N * count);
-    int tag = c->sequence + count % TAG_COUNTS * TAG_CALLS;
-    for (int send = 0; send < 2; send++)
-        for (int n = 0; n < i->N; n++)
-            for (int a = 0; a < n_arrays && n != i->node; a++) rows_post(c, send, &arrays[a], n, n_send, room, tag);
-    c->t->wait(c, c->call.msg, c->call.n);
-    const Msg *m = c->call.msg;
-    for (int n = 0; n < i->N; n++)
-        for (int a = 0; a < n_arrays && n != i->node; a++) {
-            int k = rows_messages(&arrays[a], room);
-            rows_count(c, &arrays[a], m, k, &n_recv[n], known || a > 0);
-            m += k;
-        }
-    if (!known) n_recv[i->node] = 0;
-    c->call.n = 0;
-}
-
-// ---- blocks ----------------------------------------------------------------------------------------------------------
-// Posts a list; `window` of a rank, `block_bytes` long blocks. per_node holds how many messages each node has in it.
-static void blocks_post(Comm *c, int send, void *const *window, const BlockSeg *s, int n, size_t block_bytes, size_t at, size_t bytes) {
-    const CommInfo *i = &c->info;
-    memset(c->per_node, 0, SIZE(i->N, sizeof *c->per_node));
-    for (int k = 0; k < n; k++) {
-        CHECK_COMM(s[k].node >= 0 && s[k].node < i->N && s[k].node != i->node && s[k].rank / i->G == i->node && s[k].block >= 0,
-                   "block %d of %d: node %d, rank %d, block %d: expected another node than %d, a rank of this one, a block >= 0", k, n,
-                   s[k].node, s[k].rank, s[k].block, i->node);
-        c->per_node[s[k].node] += msgs_count(bytes);
-    }
-    for (int k = 0; k < n; k++) {
-        char *base = (char *)window[s[k].rank] + (size_t)s[k].block * block_bytes + at;
-        int tag = c->sequence + c->per_node[s[k].node] % TAG_COUNTS * TAG_CALLS, peer = s[k].node * i->G + i->rank % i->G;
-        for (int j = 0; j < msgs_count(bytes); j++) {
-            size_t from = (size_t)j * MSG_MAX, left = bytes - from < MSG_MAX ? bytes - from : MSG_MAX;
-            msg_post(c, &c->blocks, (Msg){.ptr = base + from, .bytes = left, .peer = peer, .send = send, .tag = tag});
-        }
-        if (send) c->bytes_sent += bytes;
-    }
-}
-
-void host_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
-                       const BlockSeg *send, const int *n_send, size_t block_bytes, size_t at, size_t bytes) {
-    CHECK_COMM(c->blocks.n == 0, "a transfer of blocks begins before the last one was finished");
-    msgs_begin(c);
-    msgs_room(&c->blocks, (*n_recv + *n_send) * msgs_count(bytes));
-    blocks_post(c, 0, to, recv, *n_recv, block_bytes, at, bytes);
-    blocks_post(c, 1, (void *const *)from, send, *n_send, block_bytes, at, bytes);
-}
-
-void host_blocks_poll(Comm *c) { c->t->poll(c, c->blocks.msg, c->blocks.n); }
-
-void host_blocks_finish(Comm *c) {
-    c->t->wait(c, c->blocks.msg, c->blocks.n);
-    c->blocks.n = 0;
-}
-
-uint64_t comm_bytes_sent(const Comm *c) { return c->bytes_sent; }

@@ -1,7 +1,7 @@
 // What a transport between ranks supplies; kernels/comm.c builds the rest of comm.h on it.
 #ifndef MOE_COMM_IMPL_H
 #define MOE_COMM_IMPL_H
-#include "kernels/comm.h"
+#include "kernels/comm_dev.h"
 #include <stdatomic.h>
 
 enum { MSG_MAX = 1 << 30 }; // bytes of one message: MPI counts are 32-bit
@@ -56,12 +56,22 @@ typedef struct NodeBarrier {
     atomic_uint sleepers;
 } NodeBarrier;
 
+// A rank's control window
+//   page 0      the node's barrier (its first rank's is used)
+//   GATHER x 2  blocks of an all-gather; two, used in turn, so that one barrier per call is enough
+//   PIECE x 6   of a sum: stage x 2 (own values), result x 2 (own slice, final), prefix (of the nodes before), partial
+// of which untouched pages cost nothing.
+enum { PAGE = 4096, GATHER = 64 << 10, PIECE = 256 << 10 }; // bytes
+enum { STAGE = PAGE + 2 * GATHER, RESULT = STAGE + 2 * PIECE, PREFIX = RESULT + 2 * PIECE, PARTIAL = PREFIX + PIECE,
+       CONTROL = PARTIAL + PIECE };
+
 struct Comm {
     CommInfo info;
+    CommDev *dev;       // the backend's
     const Transport *t;
     void *group;        // the transport's
     Window *windows;    // newest first; the last is the control window
-    void **control;     // control window: barrier, pieces of collectives; its layout is comm.c's
+    void **control;     // control window: barrier, pieces of collectives; see above
     MsgList call;       // of the call that runs
     MsgList blocks;     // of comm_blocks_start, until it is finished
     int *per_node;      // (N) scratch
@@ -79,15 +89,16 @@ void msg_late(const Comm *c, const Msg *m) __attribute__((noreturn)); // patienc
 void comm_open(Comm *c, int nodes);
 void comm_close(Comm *c);
 
-// What comm.h says of the comm_ functions of these names, in the host's memory: the collectives of the CPU backend's device
-void **host_window(Comm *c, size_t bytes, const char *what);
-void host_node_barrier(Comm *c);
-void host_sum(Comm *c, wide *x, size_t n);
-void host_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room);
-void host_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
-                       const BlockSeg *send, const int *n_send, size_t block_bytes, size_t at, size_t bytes);
-void host_blocks_poll(Comm *c);
-void host_blocks_finish(Comm *c);
+// For the CPU's device as well
+void **host_window(Comm *c, size_t bytes, const char *what); // comm_window
+void host_node_barrier(Comm *c);                             // comm_node_barrier
+// A call's messages: begin, room for them all (a posted one must not move), post, wait.
+void msgs_begin(Comm *c);
+void msgs_room(MsgList *l, int n);
+int msgs_count(size_t bytes); // messages that msgs_post makes of so many bytes
+void msg_post(Comm *c, MsgList *l, Msg m);
+void msgs_post(Comm *c, int send, int peer, const void *ptr, size_t bytes);
+void msgs_wait(Comm *c);
 
 void *window_anonymous(size_t bytes, const char *what);
 void window_huge(void *p, size_t bytes); // asks for huge pages where the window is large: its rows are walked in strides

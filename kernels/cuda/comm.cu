@@ -1,0 +1,452 @@
+// Collectives and windows of the device, among ranks that reach each other's memory: threads of one process (virtual ranks, on
+// one GPU or several; pointers are plain) and processes of one machine (CUDA IPC). What crosses machines: nccl.cu.
+//
+// Ranks meet on the device: a kernel of one block writes a number into every peer's control window and waits for theirs. So
+// nothing here waits on the host, and all of it can be recorded in a graph and replayed: the numbers count in device memory.
+// A waiting kernel keeps one block's place and one queue of the GPU while its peers' kernels must run: the queues are made as
+// many as there can be (dev.cu), and MAX_SHARED ranks may share a GPU.
+#include "kernels/cuda/dev.h"
+extern "C" {
+#include "kernels/comm_dev.h"
+#include "topoep/plan.h"
+}
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+constexpr int MAX_RANKS = PLAN_MAX_R, MAX_ARRAYS = 4, MAX_SEGS = PLAN_MAX_E, MAX_SHARED = 16;
+constexpr size_t GATHER = 64 << 10; // bytes
+constexpr size_t PIECE = 1 << 20; // elements of a sum at a time
+enum Meeting { NODE, ALL, COLUMN, BLOCKS, MEETINGS };
+
+// Of each rank of a group, in memory that its peers reach
+struct Control {
+    unsigned epoch[MEETINGS];            // own: meetings so far
+    unsigned long long bytes_sent;       // own
+    unsigned flag[MEETINGS][MAX_RANKS];  // [r]: the meeting that rank r has come to
+    int count[MAX_RANKS];                // rows: to each node
+    const char *from[MAX_ARRAYS];        // rows: the arrays
+    int n_segs;                          // blocks sent: how many,
+    int seg_node[MAX_SEGS];              // where to,
+    const char *seg_at[MAX_SEGS];        // where they lie
+    const char *source[MAX_SEGS];        // own: of each block received
+    alignas(16) char slot[2][GATHER];
+};
+
+struct Window { // one comm_window
+    void *own, **peer; // host table, as comm_window returns it
+    void **reach;      // host table of all that this rank reaches
+    void **reach_dev;  // the same for kernels
+    Window *next;
+};
+
+struct Place { // where a rank sits
+    int machine, pid, device;
+};
+
+struct CommDev {
+    Comm *c;
+    const CommInfo *i;
+    Dev *d;
+    int device, machine;        // of this rank; kept apart: the world's end comes after the Dev's
+    cudaStream_t side;          // transfers of blocks, while the Dev's stream computes
+    cudaEvent_t forked, joined;
+    Place *place;               // of all ranks
+    bool one_process;           // all ranks: messages between nodes are copies
+    Window *windows;
+    Control *const *control;    // device table
+    Control *own;
+    wide *const *stage, *const *sum; // device tables: PIECE elements; this rank's part of a piece's sum
+    wide *own_stage, *own_sum;
+    bool blocks_under_way;
+};
+
+// ---- meetings ----------------------------------------------------------------------------------------------------------
+struct Who { // ranks first + j step, j < n
+    int me, first, step, n;
+};
+
+// The whole block: what it, and the kernels before it, wrote anywhere is seen by what comes after the peers' meeting.
+static __device__ void meet(Control *const *all, Who w, Meeting kind) {
+    SHARED(unsigned, epoch, );
+    Control *own = all[w.me];
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) epoch = own->epoch[kind] + 1;
+    __syncthreads();
+    for (int j = threadIdx.x; j < w.n; j += blockDim.x) flag_release(&all[w.first + j * w.step]->flag[kind][w.me], epoch);
+    for (int j = threadIdx.x; j < w.n; j += blockDim.x)
+        while ((int)(flag_acquire(&own->flag[kind][w.first + j * w.step]) - epoch) < 0) __nanosleep(200);
+    __syncthreads();
+    if (threadIdx.x == 0) own->epoch[kind] = epoch;
+}
+
+static __global__ void meet_kernel(Control *const *all, Who w, Meeting kind) { meet(all, w, kind); }
+
+static Who node_of(const CommInfo *i) { return {i->rank, i->node * i->G, 1, i->G}; }
+static Who all_of(const CommInfo *i) { return {i->rank, 0, 1, i->size}; }
+static Who column_of(const CommInfo *i) { return {i->rank, i->rank % i->G, i->G, i->N}; }
+
+static void meet_on(CommDev *v, cudaStream_t s, Who w, Meeting kind) {
+    if (w.n > 1) LAUNCH(meet_kernel, 1, 64, 0, s, v->control, w, kind);
+}
+
+static CommDev *of(Comm *c) {
+    CommDev *v = comm_dev(c);
+    CHECK_COMM(v, "a collective of the device before the group has one (comm_bind)");
+    return v;
+}
+
+void comm_node_barrier(Comm *c) {
+    CommDev *v = of(c);
+    meet_on(v, v->d->stream, node_of(v->i), NODE);
+}
+
+void comm_dev_barrier(Comm *c) {
+    CommDev *v = of(c);
+    meet_on(v, v->d->stream, all_of(v->i), ALL);
+}
+
+// ---- small collectives: one launch -------------------------------------------------------------------------------------
+// n bytes by `threads` threads, of which this is number `t`
+static __device__ void copy_bytes(char *to, const char *from, size_t n, size_t t, size_t threads) {
+    size_t vectors = (((uintptr_t)to | (uintptr_t)from) & 15) == 0 ? n / 16 : 0;
+    for (size_t i = t; i < vectors; i += threads) ((int4 *)to)[i] = ((const int4 *)from)[i];
+    for (size_t i = 16 * vectors + t; i < n; i += threads) to[i] = from[i];
+}
+
+// One meeting per call is enough: a slot is used again two meetings of all later, when everyone has read it.
+static __device__ size_t slot_of(Control *const *all, Who w) { return all[w.me]->epoch[ALL] & 1; }
+
+static __global__ void gather_kernel(Control *const *all, Who w, char *out, size_t out_step, const char *in, size_t bytes) {
+    size_t slot = slot_of(all, w);
+    copy_bytes(all[w.me]->slot[slot], in, bytes, threadIdx.x, blockDim.x);
+    meet(all, w, ALL);
+    for (int r = 0; r < w.n; r++) copy_bytes(out + r * out_step, all[r]->slot[slot], bytes, threadIdx.x, blockDim.x);
+}
+
+template <class T> static __global__ void sum_small_kernel(Control *const *all, Who w, T *x, int n) {
+    size_t slot = slot_of(all, w);
+    for (int j = threadIdx.x; j < n; j += blockDim.x) ((T *)all[w.me]->slot[slot])[j] = x[j];
+    meet(all, w, ALL);
+    for (int j = threadIdx.x; j < n; j += blockDim.x) {
+        T sum = ((const T *)all[0]->slot[slot])[j];
+        for (int r = 1; r < w.n; r++) sum += ((const T *)all[r]->slot[slot])[j];
+        x[j] = sum;
+    }
+}
+
+void comm_dev_allgather(Comm *c, void *out, const void *in, size_t bytes) {
+    CommDev *v = of(c);
+    if (v->i->size == 1 && bytes) CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, v->d->stream));
+    if (v->i->size == 1) return;
+    for (size_t at = 0; at < bytes; at += GATHER)
+        LAUNCH(gather_kernel, 1, THREADS, 0, v->d->stream, v->control, all_of(v->i), (char *)out + at, bytes, (const char *)in + at,
+               bytes - at < GATHER ? bytes - at : GATHER);
+}
+
+template <class T> static void sum_small(Comm *c, T *x, int n) {
+    CommDev *v = of(c);
+    const int most = (int)(GATHER / sizeof(T));
+    for (int at = 0; at < n && v->i->size > 1; at += most)
+        LAUNCH(sum_small_kernel<T>, 1, THREADS, 0, v->d->stream, v->control, all_of(v->i), x + at, n - at < most ? n - at : most);
+}
+void comm_dev_sum_double(Comm *c, double *x, int n) { sum_small(c, x, n); }
+void comm_dev_sum_int64(Comm *c, int64_t *x, int n) { sum_small(c, x, n); }
+
+// ---- sums, in rank order -----------------------------------------------------------------------------------------------
+// A piece is staged by all, each rank adds its part of it, all take the parts. What two meetings separate needs no second buffer.
+static __global__ void sum_part_kernel(wide *sum, const wide *const *stage, int ranks, size_t lo, size_t hi) {
+    for (size_t j = lo + blockIdx.x * (size_t)blockDim.x + threadIdx.x; j < hi; j += gridDim.x * (size_t)blockDim.x) {
+        wide s = stage[0][j];
+        for (int r = 1; r < ranks; r++) s += stage[r][j];
+        sum[j - lo] = s;
+    }
+}
+
+static __global__ void sum_take_kernel(wide *x, const wide *const *sum, size_t part, size_t n) {
+    size_t lo = blockIdx.y * part, hi = lo + part < n ? lo + part : n;
+    for (size_t j = lo + blockIdx.x * (size_t)blockDim.x + threadIdx.x; j < hi; j += gridDim.x * (size_t)blockDim.x)
+        x[j] = sum[blockIdx.y][j - lo];
+}
+
+void comm_sum(Comm *c, wide *x, size_t n) {
+    CommDev *v = of(c);
+    int R = v->i->size;
+    for (size_t at = 0; at < n && R > 1; at += PIECE) {
+        size_t m = n - at < PIECE ? n - at : PIECE, part = (m + (size_t)R - 1) / (size_t)R;
+        size_t lo = part * (size_t)v->i->rank < m ? part * (size_t)v->i->rank : m, hi = lo + part < m ? lo + part : m;
+        unsigned blocks = grid_for(v->d, part, 4 * THREADS);
+        CUDA_CHECK(cudaMemcpyAsync(v->own_stage, x + at, m * sizeof(wide), cudaMemcpyDeviceToDevice, v->d->stream));
+        meet_on(v, v->d->stream, all_of(v->i), ALL);
+        LAUNCH(sum_part_kernel, hi > lo ? blocks : 0, THREADS, 0, v->d->stream, v->own_sum, v->stage, R, lo, hi);
+        meet_on(v, v->d->stream, all_of(v->i), ALL);
+        LAUNCH(sum_take_kernel, dim3(blocks, (unsigned)R), THREADS, 0, v->d->stream, x + at, v->sum, part, m);
+    }
+}
+
+// ---- between nodes: rows -------------------------------------------------------------------------------------------------
+struct RowsCall {
+    Rows a[MAX_ARRAYS];
+    int n, N, G, node, room;
+};
+
+static __global__ void rows_post_kernel(Control *const *all, Who w, RowsCall call, const int *n_send) {
+    Control *own = all[w.me];
+    for (int n = threadIdx.x; n < call.N; n += blockDim.x) own->count[n] = n == call.node ? 0 : n_send[n];
+    if (threadIdx.x < (unsigned)call.n) own->from[threadIdx.x] = (const char *)call.a[threadIdx.x].from;
+    if (threadIdx.x == 0)
+        for (int n = 0; n < call.N; n++) {
+            if (n == call.node) continue;
+            if (n_send[n] < 0 || n_send[n] > call.room) {
+                printf("rank %d: %d rows to node %d, expected 0 to %d\n", w.me, n_send[n], n, call.room);
+                __trap();
+            }
+            for (int a = 0; a < call.n; a++) own->bytes_sent += n_send[n] * (unsigned long long)call.a[a].row_bytes;
+        }
+    meet(all, w, COLUMN);
+}
+
+// Block (b, n, a): its share of array a's rows from node n
+static __global__ void rows_pull_kernel(Control *const *all, Who w, RowsCall call, int *n_recv, int known) {
+    int n = blockIdx.y, a = blockIdx.z;
+    if (n == call.node) {
+        if (!known && blockIdx.x == 0 && a == 0 && threadIdx.x == 0) n_recv[n] = 0;
+        return;
+    }
+    const Control *peer = all[n * call.G + w.me % call.G];
+    int rows = peer->count[call.node];
+    if (blockIdx.x == 0 && a == 0 && threadIdx.x == 0) {
+        if (known && n_recv[n] != rows) {
+            printf("rank %d expects %d rows of rank %d, which sent %d: the ranks disagree on what they exchange\n", w.me, n_recv[n],
+                   n * call.G + w.me % call.G, rows);
+            __trap();
+        }
+        n_recv[n] = rows;
+    }
+    size_t block = call.a[a].row_bytes * (size_t)call.room;
+    copy_bytes((char *)call.a[a].to + n * block, peer->from[a] + call.node * block, rows * call.a[a].row_bytes,
+               blockIdx.x * (size_t)blockDim.x + threadIdx.x, gridDim.x * (size_t)blockDim.x);
+}
+
+void comm_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
+    CommDev *v = of(c);
+    const CommInfo *i = v->i;
+    CHECK_COMM(n_arrays <= MAX_ARRAYS, "%d arrays of rows at once, %d are possible", n_arrays, MAX_ARRAYS);
+    RowsCall call = {{}, n_arrays, i->N, i->G, i->node, room};
+    size_t most = 0;
+    for (int a = 0; a < n_arrays; a++) call.a[a] = arrays[a], most = arrays[a].row_bytes > most ? arrays[a].row_bytes : most;
+    dim3 grid(grid_for(v->d, most * (size_t)room, 64 * THREADS), (unsigned)i->N, (unsigned)n_arrays);
+    LAUNCH(rows_post_kernel, 1, THREADS, 0, v->d->stream, v->control, column_of(i), call, n_send);
+    LAUNCH(rows_pull_kernel, grid, THREADS, 0, v->d->stream, v->control, column_of(i), call, n_recv, known);
+    meet_on(v, v->d->stream, column_of(i), COLUMN); // the senders may write their rows again
+}
+
+// ---- between nodes: blocks -----------------------------------------------------------------------------------------------
+struct BlocksCall {
+    int N, G, node;
+    size_t block_bytes, at, bytes;
+};
+
+// Tells the counterparts where the blocks lie, and finds where those lie that come: the k-th from a node is the k-th it sends here.
+static __global__ void blocks_post_kernel(Control *const *all, Who w, BlocksCall call, const void *const *from, const BlockSeg *send,
+                                          const int *n_send, const BlockSeg *recv, const int *n_recv) {
+    Control *own = all[w.me];
+    if (threadIdx.x == 0 && (*n_send < 0 || *n_send > MAX_SEGS || *n_recv < 0 || *n_recv > MAX_SEGS)) {
+        printf("rank %d: %d blocks to send, %d to receive: expected 0 to %d\n", w.me, *n_send, *n_recv, MAX_SEGS);
+        __trap();
+    }
+    for (int k = threadIdx.x; k < *n_send; k += blockDim.x) {
+        own->seg_node[k] = send[k].node;
+        own->seg_at[k] = (const char *)from[send[k].rank] + send[k].block * call.block_bytes + call.at;
+    }
+    if (threadIdx.x == 0) {
+        own->n_segs = *n_send;
+        own->bytes_sent += *n_send * (unsigned long long)call.bytes;
+    }
+    meet(all, w, BLOCKS);
+    for (int n = threadIdx.x; n < call.N; n += blockDim.x) {
+        if (n == call.node) continue;
+        const Control *peer = all[n * call.G + w.me % call.G];
+        int k = 0;
+        for (int j = 0; j < *n_recv; j++) {
+            if (recv[j].node != n) continue;
+            while (k < peer->n_segs && peer->seg_node[k] != call.node) k++;
+            own->source[j] = k < peer->n_segs ? peer->seg_at[k] : nullptr;
+            k++;
+        }
+        while (k < peer->n_segs && peer->seg_node[k] != call.node) k++;
+        if (k != peer->n_segs) {
+            printf("rank %d and its counterpart in node %d disagree on how many blocks go between them\n", w.me, n);
+            __trap();
+        }
+    }
+}
+
+static __global__ void blocks_pull_kernel(Control *const *all, Who w, BlocksCall call, void *const *to, const BlockSeg *recv, const int *n_recv) {
+    for (int k = blockIdx.y; k < *n_recv; k += gridDim.y)
+        copy_bytes((char *)to[recv[k].rank] + recv[k].block * call.block_bytes + call.at, all[w.me]->source[k], call.bytes,
+                   blockIdx.x * (size_t)blockDim.x + threadIdx.x, gridDim.x * (size_t)blockDim.x);
+}
+
+void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from, const BlockSeg *send,
+                       const int *n_send, size_t block_bytes, size_t at, size_t bytes) {
+    CommDev *v = of(c);
+    CHECK_COMM(!v->blocks_under_way, "a transfer of blocks begins before the last one was finished");
+    v->blocks_under_way = true;
+    BlocksCall call = {v->i->N, v->i->G, v->i->node, block_bytes, at, bytes};
+    CUDA_CHECK(cudaEventRecord(v->forked, v->d->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(v->side, v->forked, 0));
+    LAUNCH(blocks_post_kernel, 1, THREADS, 0, v->side, v->control, column_of(v->i), call, from, send, n_send, recv, n_recv);
+    LAUNCH(blocks_pull_kernel, dim3(8, 8), THREADS, 0, v->side, v->control, column_of(v->i), call, to, recv, n_recv);
+    meet_on(v, v->side, column_of(v->i), BLOCKS); // sent as well
+    CUDA_CHECK(cudaEventRecord(v->joined, v->side));
+}
+
+void comm_blocks_poll(Comm *c) { (void)c; } // the device needs no help
+
+void comm_blocks_finish(Comm *c) {
+    CommDev *v = of(c);
+    if (v->blocks_under_way) CUDA_CHECK(cudaStreamWaitEvent(v->d->stream, v->joined, 0));
+    v->blocks_under_way = false;
+}
+
+uint64_t comm_bytes_sent(const Comm *c) {
+    CommDev *v = comm_dev(c);
+    uint64_t n = 0;
+    dev_download(v->d, &n, &v->own->bytes_sent, sizeof n);
+    return n;
+}
+
+// ---- windows -------------------------------------------------------------------------------------------------------------
+struct Handle {
+    void *address;
+    cudaIpcMemHandle_t ipc;
+};
+
+static bool same_process(const CommDev *v, int r) {
+    const Place *own = &v->place[v->i->rank], *p = &v->place[r];
+    return p->machine == own->machine && p->pid == own->pid;
+}
+
+static void *reach(CommDev *v, int r, const Handle *h, const char *what) {
+    void *p = nullptr;
+    if (v->place[r].machine != v->machine) return nullptr;
+    if (same_process(v, r)) return h->address;
+    cudaError_t e = cudaIpcOpenMemHandle(&p, h->ipc, cudaIpcMemLazyEnablePeerAccess);
+    CHECK_DEVICE(e == cudaSuccess, "rank %d cannot reach the window \"%s\" of rank %d on the same machine (GPU %d, GPU %d): %s (hint: "
+                 "do both processes see both GPUs, and does nvidia-smi topo -p2p r say OK? --nodes %d makes them exchange messages)",
+                 v->i->rank, what, r, v->device, v->place[r].device, cudaGetErrorString(e), v->i->size);
+    return p;
+}
+
+static Window *window_make(CommDev *v, size_t bytes, const char *what) {
+    const CommInfo *i = v->i;
+    Window *w = (Window *)host_alloc(sizeof *w);
+    w->peer = (void **)host_alloc(SIZE(i->size, sizeof(void *)));
+    w->reach = (void **)host_alloc(SIZE(i->size, sizeof(void *)));
+    bytes = bytes ? bytes : 1;
+    cudaError_t e = cudaMalloc(&w->own, bytes);
+    CHECK_DEVICE(e == cudaSuccess, "no memory for the window \"%s\": %zu bytes asked for on GPU %d: %s (hint: a smaller --micro-batch or "
+                 "--seq, or more ranks)", what, bytes, v->device, cudaGetErrorString(e));
+    CUDA_CHECK(cudaMemsetAsync(w->own, 0, bytes, v->d->stream));
+    CUDA_CHECK(cudaStreamSynchronize(v->d->stream));
+    Handle own = {w->own, {}}, *all = (Handle *)host_alloc(SIZE(i->size, sizeof *all));
+    if (!v->one_process) CUDA_CHECK(cudaIpcGetMemHandle(&own.ipc, w->own));
+    comm_allgather(v->c, all, &own, sizeof own);
+    for (int r = 0; r < i->size; r++) {
+        w->reach[r] = r == i->rank ? w->own : reach(v, r, &all[r], what);
+        if (r / i->G == i->node) w->peer[r] = w->reach[r];
+    }
+    CUDA_CHECK(cudaMalloc(&w->reach_dev, SIZE(i->size, sizeof(void *))));
+    dev_upload(v->d, w->reach_dev, w->reach, SIZE(i->size, sizeof(void *)));
+    free(all);
+    w->next = v->windows;
+    v->windows = w;
+    comm_barrier(v->c); // zeroed, before a peer writes into it
+    return w;
+}
+
+void **comm_window(Comm *c, size_t bytes, const char *what) { return window_make(of(c), bytes, what)->peer; }
+
+// ---- life ----------------------------------------------------------------------------------------------------------------
+static void peer_access(CommDev *v) {
+    const CommInfo *i = v->i;
+    for (int r = 0; r < i->size; r++) {
+        int can = 0, other = v->place[r].device;
+        if (!same_process(v, r) || other == v->device) continue;
+        CUDA_CHECK(cudaDeviceCanAccessPeer(&can, v->device, other));
+        CHECK_DEVICE(can, "GPU %d cannot reach the memory of GPU %d (hint: virtual ranks need GPUs that are connected; see nvidia-smi topo -m)",
+                     v->device, other);
+        cudaError_t e = cudaDeviceEnablePeerAccess(other, 0);
+        if (e == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();
+        else CUDA_CHECK(e);
+    }
+}
+
+static CommDev *open_on(Comm *c, Dev *d, int machine) {
+    CommDev *v = (CommDev *)host_alloc(sizeof *v);
+    const CommInfo *i = comm_info(c);
+    *v = CommDev{};
+    v->c = c, v->i = i, v->d = d, v->device = d->device, v->machine = machine;
+    CHECK_USAGE(i->size <= MAX_RANKS, "%d ranks in a group, %d are possible", i->size, MAX_RANKS);
+    v->place = (Place *)host_alloc(SIZE(i->size, sizeof(Place)));
+    Place own = {machine, (int)getpid(), d->device};
+    comm_allgather(c, v->place, &own, sizeof own);
+    v->one_process = true;
+    int sharing = 0;
+    for (int r = 0; r < i->size; r++) {
+        v->one_process &= same_process(v, r);
+        bool same_gpu = v->place[r].machine == machine && v->place[r].device == own.device;
+        CHECK_USAGE(!same_gpu || same_process(v, r), "ranks %d and %d, two processes, share GPU %d (hint: as many processes per machine as "
+                    "GPUs, or one process with --virtual-ranks)", i->rank, r, own.device);
+        sharing += same_gpu;
+    }
+    CHECK_USAGE(sharing <= MAX_SHARED, "%d ranks share GPU %d, %d can (hint: fewer --virtual-ranks)", sharing, own.device, MAX_SHARED);
+    peer_access(v);
+    CUDA_CHECK(cudaStreamCreateWithFlags(&v->side, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&v->forked, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&v->joined, cudaEventDisableTiming));
+    Window *w = window_make(v, sizeof(Control), "control");
+    v->control = (Control *const *)w->reach_dev, v->own = (Control *)w->own;
+    if (i->size == 1) return v;
+    w = window_make(v, PIECE * sizeof(wide), "sums: staging");
+    v->stage = (wide *const *)w->reach_dev, v->own_stage = (wide *)w->own;
+    w = window_make(v, (PIECE / (size_t)i->size + 1) * sizeof(wide), "sums: results");
+    v->sum = (wide *const *)w->reach_dev, v->own_sum = (wide *)w->own;
+    return v;
+}
+
+void comm_bind(Comm *world, Dev *d) {
+    const CommInfo *i = comm_info(world);
+    comm_dev_set(world, open_on(world, d, i->rank / i->local_ranks));
+}
+
+CommDev *comm_dev_open(Comm *c, const CommDev *parent) { return parent ? open_on(c, parent->d, parent->machine) : nullptr; }
+
+void comm_dev_wait(CommDev *v) {
+    if (v) CUDA_CHECK(cudaStreamSynchronize(v->d->stream));
+}
+
+// The Dev may be gone: all it was told is done.
+void comm_dev_close(CommDev *v) {
+    if (!v) return;
+    CUDA_CHECK(cudaSetDevice(v->device));
+    comm_dev_set(v->c, nullptr);
+    comm_barrier(v->c); // no peer works in these windows any more
+    for (Window *w = v->windows; w; w = w->next)
+        for (int r = 0; r < v->i->size; r++)
+            if (w->reach[r] && !same_process(v, r)) CUDA_CHECK(cudaIpcCloseMemHandle(w->reach[r]));
+    comm_barrier(v->c);
+    for (Window *w = v->windows, *next; w; w = next) {
+        next = w->next;
+        CUDA_CHECK(cudaFree(w->own));
+        CUDA_CHECK(cudaFree(w->reach_dev));
+        free(w->peer), free(w->reach), free(w);
+    }
+    CUDA_CHECK(cudaEventDestroy(v->forked));
+    CUDA_CHECK(cudaEventDestroy(v->joined));
+    CUDA_CHECK(cudaStreamDestroy(v->side));
+    free(v->place);
+    free(v);
+}
