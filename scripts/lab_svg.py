@@ -3,7 +3,7 @@ import base64, math, struct, zlib
 from xml.sax.saxutils import escape
 
 COLOURS = ["#3b6fb6", "#d9622b", "#3d9a5f", "#8d5fb3", "#c23b4e", "#2b9fa8", "#b08a1e", "#d06aa0", "#6b7785", "#7a5b3a"]
-STAGE_COLOURS = {"experts": "#3d9a5f", "attention": "#3b6fb6", "router": "#8d5fb3", "plan": "#c23b4e", "copies": "#d9622b", "dispatch": "#e0a93b",
+STAGE_COLOURS = {"experts": "#3d9a5f", "attention": "#3b6fb6", "router": "#8d5fb3", "counts": "#e78a97", "plan": "#c23b4e", "copies": "#d9622b", "dispatch": "#e0a93b",
                  "combine": "#f0cf7a", "reduce": "#2b9fa8", "optimizer": "#7fc4c9", "head": "#7fa3d4", "embed": "#b5c9e6", "other": "#b9c0c8",
                  "wait": "#e4e7eb"}
 DASHES = ["", "6 3", "2 3", "8 3 2 3"]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# scripts/ablate on a tiny grid: the table against the logs, resumption, the report, bad input. Ends with the number of checks.
+# scripts/ablate on a tiny grid: the table against the logs, resumption, the report, bad input; scripts/policies: what it concludes
+# from given measurements. Ends with the number of checks.
 set -u
 cd "$(dirname "$0")/.."
 command -v python3 >/dev/null || { echo "python3 is missing" && exit 77; }
@@ -97,6 +98,33 @@ assert told in line, (told, line)
 for name in ("loss", "maxvio", "time"):
     xml.dom.minidom.parse(f"{out}/{name}.svg")
 EOP
+
+# ---- scripts/policies: verdicts from measurements made up for the purpose -------------------------------------------------------------
+pol="scripts/policies --out $tmp/pol --balance none,llep,topoep --rounds 3"
+ends 0 "no whole round" $pol --parts skew --tables
+invent() { # POLICY TOK_S...: of rounds 0, 1, ...
+    local policy=$1 round=0 rate
+    shift
+    for rate; do
+        echo "{\"part\":\"skew\",\"round\":$round,\"balance\":\"$policy\",\"copies\":1,\"tok_s\":$rate,\"rank_before\":2,\"rank_after\":1,\"inter_mb\":3,
+            \"weight_mb\":4,\"stage_ms\":{\"experts\":1,\"dispatch\":2,\"combine\":3,\"copies\":4,\"plan\":5,\"wait\":6}}" | tr -d '\n' && echo
+        round=$((round + 1))
+    done >>"$tmp/pol/results.jsonl"
+}
+invent none 100 200 300
+invent llep 110 221 329
+invent topoep 120 240 361 999
+# ratios to none 1.2, 1.2, 1.20333: mean 1.201, sd 0.00192, half width 4.303 sd / sqrt(3) = 0.005; to llep 1.09091, 1.08597, 1.09726: 1.091 +- 0.014
+ends 0 "topoep is first: 1.091 ± 0.014 x llep, the next or better; 1.201 ± 0.005 x none, aim 1.15: holds" $pol --parts skew --tables
+says "| topoep | 240 | 1.201 ± 0.005 | - | 2.00 > 1.00 | 1.0 | 3.0 | 4.0 | 1 | 5 | 4 | 5.0 | 6 |"
+sed -i 's/"llep","copies":1,"tok_s":110/"llep","copies":1,"tok_s":200/' "$tmp/pol/results.jsonl"
+ends 0 "topoep is within noise of first: .* n.s. x llep" $pol --parts skew --tables
+sed -i 's/"tok_s":221/"tok_s":400/; s/"tok_s":329/"tok_s":600/' "$tmp/pol/results.jsonl"
+ends 0 "topoep is NOT FIRST: 0.601" $pol --parts skew --tables
+sed -i 's/"steps": 6/"steps": 5/' "$tmp/pol/results.jsonl"
+ends 2 "other settings" $pol --tables
+ends 2 "expected some of skew" scripts/policies --out "$tmp/pol2" --parts skw
+ends 2 "balance names 'lep'" scripts/policies --out "$tmp/pol2" --balance lep
 
 echo "$checks checks, $faults faults"
 [ $faults = 0 ]

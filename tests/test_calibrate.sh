@@ -27,7 +27,7 @@ is() { # is WHAT AWK-CONDITION
 
 small="--seconds 0.1 --width 32 --expert-width 48 --tokens 256"
 ends 0 "wrote" scripts/calibrate --ranks 2 --out "$tmp/rates" $small --nodes 2 --name here
-for key in nodes:2 ranks_per_node:1 slots:2 sliced:1 dedup:0 overlap_permille:0 measured:1; do is "$key" "\"$(figure "${key%:*}")\" == ${key#*:}"; done
+for key in nodes:2 ranks_per_node:1 slots:2 sliced:1 dedup:1 overlap_permille:0 measured:1; do is "$key" "\"$(figure "${key%:*}")\" == ${key#*:}"; done
 is name "\"$(figure name)\" == \"here\""
 # no machine of today is outside of these, and no figure is another's
 is flops "$(figure flops) > 1e8 && $(figure flops) < 1e15"

@@ -215,7 +215,7 @@ static void body(Comm *world, void *arg) {
 }
 
 int main(int argc, char **argv) {
-    Settings o = {.width = 128, .expert_width = 192, .experts = 8, .topk = 2, .tokens = 1024, .slots = 2, .seconds = 1, .name = "measured"};
+    Settings o = {.width = 128, .expert_width = 192, .experts = 8, .topk = 2, .tokens = 1024, .slots = 2, .dedup = 1, .seconds = 1, .name = "measured"};
     Flag flags[] = {{"", FLAG_INT, NULL, 0, 0, NULL, "shapes to measure at", 0},
                     {"width", FLAG_INT, &o.width, 1, 1 << 20, NULL, "hidden width C", 0},
                     {"expert-width", FLAG_INT, &o.expert_width, 1, 1 << 20, NULL, "hidden width of an expert", 0},
