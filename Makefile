@@ -130,7 +130,7 @@ demo: deps
 	@$(MAKE) --no-print-directory -j2 all
 	@scripts/demo.sh
 test: deps
-	@scripts/deps.sh testbed || echo "the tests that need it will be skipped"
+	@scripts/deps.sh testbed count || echo "the tests that need it will be skipped"
 	@tests/run.sh
 test-emu: deps
 	@tests/run.sh --emu

@@ -121,7 +121,7 @@ static void check_run(const ModelConfig *c, const ModelRun *r) {
                 "the balance loss's coefficient is %g and the z-loss's %g, neither may be negative", r->aux_coef, r->z_coef);
 }
 
-Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run) {
+Model *model_alloc(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run) {
     config_check(c, NULL);
     check_run(c, run);
     Model *m = host_alloc(sizeof *m);
@@ -130,7 +130,6 @@ Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const Mod
     if (R < comm_info(world)->size) m->replicas = comm_stride(world, R);
     params_build(&m->ps, c, comm_info(ep)->rank, R);
     params_alloc(&m->ps, d, ep, run->training);
-    params_init(&m->ps, d, c, run->seed);
     m->blocks = host_alloc(SIZE(c->L, sizeof(Block)));
     for (int l = 0; l < c->L; l++) {
         m->blocks[l].moe = c->dense[l] ? -1 : m->n_moe++;
@@ -144,7 +143,17 @@ Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const Mod
     m->w_head = param_w(&m->ps, head), m->g_head = param_g(&m->ps, head);
     alloc_shared(m);
     if (m->n_moe) init_moe(m);
-    comm_barrier(world); // every rank's experts are there before a peer reads them
+    return m;
+}
+
+void model_draw(Model *m) {
+    params_init(&m->ps, m->d, &m->c, m->run.seed);
+    comm_barrier(m->world); // every rank's experts are there before a peer reads them
+}
+
+Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run) {
+    Model *m = model_alloc(d, world, ep, c, run);
+    model_draw(m);
     return m;
 }
 

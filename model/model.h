@@ -95,7 +95,10 @@ typedef struct ModelRun {   // how it runs, as opposed to what it is
     PlanOptions plan;
 } ModelRun;
 typedef struct Model Model;
-// Collective over world. ep: the EP group (comm_block). Initialises parameters from seed, the same for any number of ranks.
+// Collective over world. ep: the EP group (comm_block). model_alloc reserves memory and touches next to none of it; model_draw
+// gives parameters their initial values from seed, the same for any number of ranks; model_init is both.
+Model *model_alloc(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run);
+void model_draw(Model *m);
 Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run);
 void model_free(Model *m);
 Params *model_params(Model *m);

@@ -129,6 +129,25 @@ size_t moe_window_bytes(MoeConfig c, int R, int N) {
     return bytes + crossings * (2 * c.C * sizeof(real) + 2 * Q * sizeof(wide) + slices * 2 * Q * sizeof(int)); // slices: 1 too many
 }
 
+// A row of the receive buffers: in windows, and in all of the rank's memory
+static double row_bytes(const MoeConfig *c, int all) {
+    double slices = c->training ? c->layers : 1, passes = c->training ? 2 : 1;
+    double windows = (slices + passes) * c->C * sizeof(real) + (slices + passes - 1) * sizeof(wide);
+    return windows + all * (2 * slices + passes) * c->F * sizeof(real); // gate and up, h, dh
+}
+
+double moe_idle_bytes(const Moe *m) {
+    double rows = m->M - (double)m->c.max_BT * m->c.K;
+    return rows > 0 ? rows * row_bytes(&m->c, 1) : 0;
+}
+
+double moe_peer_bytes(const Moe *m) {
+    const MoeConfig *c = &m->c;
+    double peers = (double)m->R / m->N - 1, rows = peers / m->R * c->max_BT * c->K * row_bytes(c, 0);
+    double copies = (double)m->unit * ((double)m->H * c->layers * sizeof(real) + (double)c->S * sizeof(wide)); // homes', slots'
+    return rows + (c->S && c->plan.policy != POLICY_NONE ? peers * copies : 0);
+}
+
 static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, const Layer *first) {
     const MoeConfig *c = &m->c;
     Dev *d = m->d;

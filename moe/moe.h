@@ -51,6 +51,10 @@ typedef struct Moe Moe;
 // Refuses (STATUS_USAGE): E not divisible by R; K > E; K = 1 with renorm when E > 1; sizes past int rows.
 Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *params);
 size_t moe_window_bytes(MoeConfig c, int R, int N); // what moe_init will ask for in windows, besides dev_alloc
+// Of the memory asked for: what stays untouched while each rank gets its even share of the pairs, as buffers have room for the
+// worst case. Of the windows of the node's other ranks: what this rank writes or reads, so that its pages count here as well.
+double moe_idle_bytes(const Moe *m);
+double moe_peer_bytes(const Moe *m);
 void moe_free(Moe *m);
 
 // Weight of one token in the step's losses: coefficient / (MoE layers * tokens of the step over all ranks). micro: index of the

@@ -2,18 +2,19 @@
 # Installs what is missing to build, test and fetch data, with the distribution's package manager; does nothing, and asks
 # nothing of the network, when all is there.
 #
-# usage: scripts/deps.sh [build] [data] [url] [testbed]     groups of needs; default: build data
+# usage: scripts/deps.sh [build] [data] [url] [testbed] [count]     groups of needs; default: build data
 #   build   compiler, make, Open MPI (not with MPI=0 in the environment), cmocka, jansson
 #   data    perl, to unpack texts from packages
 #   url     curl, to download texts
 #   testbed iproute2, for scripts/testbed
+#   count   valgrind, for tests/test_instructions.sh
 # Exit status: 0 all is there; 2 something is missing and cannot be installed here: the message says what to do.
 set -eu
 
 for group in "$@"; do
     case $group in
-    build | data | url | testbed) ;;
-    *) echo "deps: '$group' is not known, expected build, data, url or testbed" >&2; exit 2 ;;
+    build | data | url | testbed | count) ;;
+    *) echo "deps: '$group' is not known, expected build, data, url, testbed or count" >&2; exit 2 ;;
     esac
 done
 groups=" ${*:-build data} "
@@ -47,6 +48,7 @@ probe_mpirun() { mpirun --version; }
 probe_perl() { perl -MCompress::Zlib -e 1; }
 probe_curl() { curl --version; }
 probe_ip() { ip -V && tc -V; }
+probe_valgrind() { valgrind --version; }
 
 # name | group | packages | what it is for
 needs='gcc|build|gcc libc6-dev|C compiler with OpenMP: compiles everything
@@ -57,7 +59,8 @@ mpi|build|libopenmpi-dev|Open MPI headers and library: training on several ranks
 mpirun|build|openmpi-bin|Open MPI launcher: starts the ranks
 perl|data|perl|perl with Compress::Zlib: unpacks texts from packages
 curl|url|curl|downloads texts
-ip|testbed|iproute2|ip and tc: nodes with a throttled network between them on one machine'
+ip|testbed|iproute2|ip and tc: nodes with a throttled network between them on one machine
+valgrind|count|valgrind|counts the instructions of a training step, in a test'
 
 # Sets `names` and `packages` to what is missing.
 look() {

@@ -116,6 +116,26 @@ wait $pid
 status=$?
 ok "a killed rank ends the run (status $status, $((SECONDS - start)) s)" test $status != 0 -a $((SECONDS - start)) -lt 30
 
+# ---- memory: what a run takes is what its start said, within 15 % -------------------------------------------------------------
+foretold() { # foretold COMMAND...
+    checks=$((checks + 1))
+    "$@" >"$tmp/out" 2>&1 </dev/null
+    awk '/^memory / { said = $2 } /peak memory/ { for (i = 1; i < NF; i++) if ($i == "memory") peak = $(i + 1) }
+         END { exit !(said > 0 && peak > 0.85 * said && peak < 1.15 * said) }' "$tmp/out" && return
+    faults=$((faults + 1))
+    echo "FAULT: memory said and peak are more than 15 % apart: $*"
+    grep memory "$tmp/out" | sed 's/^/    /'
+}
+case $bin in
+*asan*) ;; # the sanitizer's shadow counts too
+*)
+    wide="$bin/train --layers 2 --width 128 --heads 4 --kv-heads 2 --head-size 32 --experts 8 --topk 2 --expert-width 256 --seq 128
+          --batch 16 --steps 2 --save-every -1 --data $tmp/data --threads 1 $quiet"
+    foretold $wide --out "$tmp/m1"
+    foretold $MPIRUN -n 2 $wide --out "$tmp/m2"
+    ;;
+esac
+
 # ---- bad input --------------------------------------------------------------------------------------------------------------
 x="--out $tmp/x --steps 1"
 refused 2 "leyers" $common $x --leyers 3
@@ -158,6 +178,7 @@ refused 3 "trainer.json" $resume
 refused 3 "standard output" sh -c "$bin/generate --checkpoint $tmp/half --tokens 3 >/dev/full"
 refused 3 "standard output" sh -c "$bin/prepare --out $tmp/full $tmp/text >/dev/full"
 refused 6 "memory are free" $bin/train --layers 256 --width 8192 --expert-width 8192 --experts 64 --data "$tmp/data" $x
+refused 6 "state and activations of" $bin/train --layers 8 --width 512 --experts 8 --seq 4096 --batch 512 --micro-batch 512 --data "$tmp/data" $x
 refused 2 "UTF-8" $common --out "$tmp/one" --overwrite --sample-prompt "$(printf '\377')"
 ok "the old run is still there" test -s "$(last one)/trainer.json"
 ok "a closed pager" sh -c "{ $common --out $tmp/pager --steps 30 $quiet && touch $tmp/pager/ended; } | head -n 1; sleep 2; test -e $tmp/pager/ended"

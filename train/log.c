@@ -189,11 +189,12 @@ static void print_facts(const Trainer *t, ModelSize size) {
 }
 
 static void print_memory(const Trainer *t) {
-    const Params *p = t->ps;
-    double held = (double)(p->n_repl + p->n_expert), moments = t->opt.kind == OPTIMIZER_ADAMW ? 2 : 0;
-    double weights = held * sizeof(real), others = held * sizeof(wide) * (1 + moments);
-    printf("memory  per rank: %.1f MB parameters, %.1f MB gradients and moments; buffers at most %.1f MB (their pages count once used)\n",
-           weights * 1e-6, others * 1e-6, ((double)dev_allocated(t->d) + (double)t->window_bytes - others - weights) * 1e-6);
+    const MemoryUse *u = &t->memory;
+    printf("memory  %.0f MB per rank: parameters %.1f, gradients %.1f, moments %.1f, activations and buffers %.1f, program %.1f, data %.1f, "
+           "peers' windows %.1f", memory_sum(u) * 1e-6, u->parameters * 1e-6, u->gradients * 1e-6, u->moments * 1e-6, u->buffers * 1e-6,
+           u->program * 1e-6, u->data * 1e-6, u->peers * 1e-6);
+    if (u->idle > 0) printf("; %.0f more if all pairs went to one rank", u->idle * 1e-6);
+    printf("\n");
 }
 
 void log_start(Log *l, const Trainer *t) {

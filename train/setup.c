@@ -194,27 +194,17 @@ static void load_cost(Trainer *t) {
     t->window_bytes = moe_window_bytes(moe, t->share.R, ep->N);
 }
 
-// What it will touch for certain; activations and buffers come on top.
-static void check_memory(const Trainer *t) {
-    ModelSize size = config_size(&t->c);
-    int layers = moe_layers(t);
-    double experts = 3.0 * t->c.E * t->c.F * t->c.C * layers, own = (double)size.params - experts + experts / t->share.R;
-    int wides = t->o.optimizer == OPTIMIZER_SGD ? 1 : 3; // gradient and two moments
-    double need = own * (double)(sizeof(real) + (size_t)wides * sizeof(wide)) * t->info->local_ranks, there = dev_available(t->d);
-    comm_barrier(t->world); // all have looked before any of them takes some
-    CHECK_DEVICE(need <= there, "parameters, gradients and the optimizer's state of this machine's %d ranks take %.2f GB, %.2f GB of memory are free "
-                 "(hint: a smaller model, or more machines)", t->info->local_ranks, need * 1e-9, there * 1e-9);
-}
-
 static void make_model(Trainer *t) {
     const Options *o = &t->o;
     ModelRun run = {.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .seed = (uint64_t)o->seed,
                     .aux_coef = o->aux_loss, .z_coef = o->z_loss, .capacity = o->capacity, .scope = o->aux_scope, .S = t->cost.S,
                     .dedup = o->dedup, .even = o->balance == BALANCE_UNIFORM, .cost = t->cost, .plan = options_plan(o)};
-    t->m = model_init(t->d, t->world, t->ep, &t->c, &run);
+    t->m = model_alloc(t->d, t->world, t->ep, &t->c, &run);
     t->ps = model_params(t->m);
     t->moe = model_moe(t->m);
     t->window_bytes += t->ps->n_expert * sizeof(real);
+    memory_all(t);
+    if (!t->resumed) model_draw(t->m);
     t->opt = optimizer_init(t->d, t->ps, o);
     size_t tokens = SIZE(t->share.micro, t->c.T, sizeof(int));
     t->tok = host_alloc(tokens);
@@ -245,7 +235,7 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
     load_cost(t);
     open_data(t);
     if (state) check_data(t, state);
-    check_memory(t);
+    memory_first(t);
     make_model(t);
     if (state) {
         checkpoint_read(t->resumed, t->d, t->ps, &t->c, &t->opt);

@@ -32,6 +32,15 @@ typedef struct EvalStats {
     double ms;
 } EvalStats;
 
+// Bytes of this rank that a run touches when pairs spread evenly (memory.c); idle: reserved besides, for the worst case.
+typedef struct MemoryUse {
+    double program, data;              // code, libraries and stacks; mapped files
+    double parameters, gradients, moments;
+    double buffers;                    // activations, received rows, copies, workspace
+    double peers;                      // pages of other ranks' windows
+    double idle;
+} MemoryUse;
+
 typedef struct Trainer {
     Options o;
     ModelConfig c;
@@ -57,12 +66,17 @@ typedef struct Trainer {
     Trace *trace;
     int *tok, *target, *first; // one microbatch, host
     size_t window_bytes;     // asked for in windows, besides dev_allocated
+    MemoryUse memory;
 } Trainer;
 
 // setup.c: checks in the order usage, device, files; then memory; then parameters, from seed or checkpoint.
 void trainer_open(Trainer *t, Comm *world, const Options *o);
 void trainer_close(Trainer *t);
 json_t *trainer_state(const Trainer *t); // trainer.json; collective over the world
+// memory.c: what will be touched. Dies with STATUS_DEVICE where this machine's ranks together find less. Collective.
+void memory_first(Trainer *t);              // before anything is allocated: parameters and what is held for each
+void memory_all(Trainer *t);                // before anything of it is touched
+double memory_sum(const MemoryUse *u);      // all but idle
 // step.c: one update. Dies with STATUS_NUMERIC, before it, when loss or norm is not finite.
 void trainer_step(Trainer *t, StepStats *s);
 // eval.c: mean loss over at most `windows` evenly spaced windows of the validation data (0 = all). Changes nothing.
