@@ -30,6 +30,10 @@ Dev *dev_init(DevOptions options) {
     CHECK_DEVICE(d->arch >= 80, "%s has compute capability %d.%d, 8.0 (A100) or newer is needed for bf16", p.name, p.major, p.minor);
     snprintf(d->name, sizeof d->name, "%s, GPU %d, sm_%d, %d multiprocessors, %s", p.name, d->device, d->arch, d->sms,
              sizeof(real) == 2 ? "bf16" : "fp32");
+    const char *grouped = getenv("MOE_GROUPED");
+    CHECK_USAGE(!grouped || !strcmp(grouped, "sm90") || !strcmp(grouped, "portable"),
+                "MOE_GROUPED is \"%s\" in the environment, expected portable (as without it) or sm90", grouped);
+    d->hopper = grouped && !strcmp(grouped, "sm90") && d->arch == 90;
     CUDA_CHECK(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     CHECK_DEVICE(cublasCreate(&d->blas) == CUBLAS_STATUS_SUCCESS, "cuBLAS cannot start on GPU %d (hint: is its memory full?)", d->device);
     CHECK_DEVICE(cublasSetStream(d->blas, d->stream) == CUBLAS_STATUS_SUCCESS, "cuBLAS refuses its stream");

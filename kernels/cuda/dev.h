@@ -29,6 +29,7 @@ struct Dev {
     int device, sms, arch;  // ordinal; multiprocessors; 80, 90, ...
     cudaStream_t stream;    // every op of this rank
     cublasHandle_t blas;
+    bool hopper;            // grouped products by TMA and wgmma: MOE_GROUPED=sm90 in the environment, on sm_90
     int poison;
     char name[384];
     size_t allocated;

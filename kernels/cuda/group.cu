@@ -9,42 +9,22 @@ enum { TILE_M = 128, TILE_N = 128, STEP = 32, WARP_M = 64, WARP_N = 64, GROUP_TH
 enum { STAGE_A = TILE_M * STEP, STAGE_REALS = STAGE_A + TILE_N * STEP, RING_BYTES = RING * STAGE_REALS * (int)sizeof(real) };
 static_assert(TILE_M * TILE_N <= RING * STAGE_REALS, "the finished tile fits the ring");
 
-struct Tile { // where a tile of the result and its operands lie
-    const real *a, *b;
-    int group, row0, col0; // row0: of the group's rows (NT, NN), of out_rows (TN)
-    int first_row, rows;   // rows of the result from row0 on that exist, cut to TILE_M by use; first row of the group
-    int cols, sum;         // columns from col0 on that exist; length of the sum
-};
-
-template <GroupForm FORM> static __device__ Tile tile_find(const GroupArgs &g, const int *first, int t) {
-    Tile s;
-    s.group = group_of(first, g.J, t);
-    const int i = t - first[s.group], n_rows = g.off[s.group + 1] - g.off[s.group];
-    const int down_tiles = ((FORM == GROUP_TN ? g.out_rows : n_rows) + TILE_M - 1) / TILE_M;
-    s.first_row = g.off[s.group];
-    s.row0 = i % down_tiles * TILE_M; // down first: neighbours share the weights' tile
-    s.col0 = i / down_tiles * TILE_N;
-    s.cols = g.cols - s.col0;
-    if (FORM == GROUP_TN) {
-        s.rows = g.out_rows - s.row0;
-        s.sum = n_rows;
-        s.a = g.a + (size_t)s.first_row * g.out_rows + s.row0;
-        s.b = g.b + (size_t)s.first_row * g.cols + s.col0;
-    } else {
-        s.rows = n_rows - s.row0;
-        s.sum = g.inner;
-        s.a = g.a + (size_t)(s.first_row + s.row0) * g.inner;
-        s.b = g.w[s.group] + (FORM == GROUP_NT ? (size_t)s.col0 * g.inner : (size_t)s.col0);
-    }
-    return s;
+// The tile's operands
+template <GroupForm FORM> static __device__ __forceinline__ const real *tile_a(const GroupArgs &g, const Tile &s) {
+    return FORM == GROUP_TN ? g.a + (size_t)s.first_row * g.out_rows + s.row0 : g.a + (size_t)(s.first_row + s.row0) * g.inner;
+}
+template <GroupForm FORM> static __device__ __forceinline__ const real *tile_b(const GroupArgs &g, const Tile &s) {
+    if (FORM == GROUP_TN) return g.b + (size_t)s.first_row * g.cols + s.col0;
+    return g.w[s.group] + (FORM == GROUP_NT ? (size_t)s.col0 * g.inner : (size_t)s.col0);
 }
 
-template <GroupForm FORM> static __device__ __forceinline__ void stage_load(real *stage, const GroupArgs &g, const Tile &s, int k0) {
+template <GroupForm FORM>
+static __device__ __forceinline__ void stage_load(real *stage, const GroupArgs &g, const Tile &s, const real *a, const real *b, int k0) {
     const int left = s.sum - k0;
-    if (FORM == GROUP_TN) tile_load<STEP, TILE_M, GROUP_THREADS>(stage, s.a + (size_t)k0 * g.out_rows, g.out_rows, left, s.rows);
-    else tile_load<TILE_M, STEP, GROUP_THREADS>(stage, s.a + k0, g.inner, s.rows, left);
-    if (FORM == GROUP_NT) tile_load<TILE_N, STEP, GROUP_THREADS>(stage + STAGE_A, s.b + k0, g.inner, s.cols, left);
-    else tile_load<STEP, TILE_N, GROUP_THREADS>(stage + STAGE_A, s.b + (size_t)k0 * g.cols, g.cols, left, s.cols);
+    if (FORM == GROUP_TN) tile_load<STEP, TILE_M, GROUP_THREADS>(stage, a + (size_t)k0 * g.out_rows, g.out_rows, left, s.rows);
+    else tile_load<TILE_M, STEP, GROUP_THREADS>(stage, a + k0, g.inner, s.rows, left);
+    if (FORM == GROUP_NT) tile_load<TILE_N, STEP, GROUP_THREADS>(stage + STAGE_A, b + k0, g.inner, s.cols, left);
+    else tile_load<STEP, TILE_N, GROUP_THREADS>(stage + STAGE_A, b + (size_t)k0 * g.cols, g.cols, left, s.cols);
 }
 
 typedef float Sums[WARP_M / 16][WARP_N / 8][4];
@@ -121,7 +101,8 @@ template <GroupForm FORM> static __global__ void __launch_bounds__(GROUP_THREADS
     __syncthreads();
     const int m = warp_id() / 2 * WARP_M, n = warp_id() % 2 * WARP_N;
     for (int t = (int)blockIdx.x; t < first[g.J]; t += (int)gridDim.x) {
-        const Tile s = tile_find<FORM>(g, first, t);
+        const Tile s = tile_find<FORM, TILE_M, TILE_N>(g, first, t);
+        const real *a = tile_a<FORM>(g, s), *b = tile_b<FORM>(g, s);
         const int steps = (s.sum + STEP - 1) / STEP;
         const bool busy = m < s.rows && n < s.cols; // this warp's share exists
         Sums sum;
@@ -132,14 +113,14 @@ template <GroupForm FORM> static __global__ void __launch_bounds__(GROUP_THREADS
 #pragma unroll
                 for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
         for (int k = 0; k < RING - 1; k++) {
-            if (k < steps) stage_load<FORM>(ring + k * STAGE_REALS, g, s, k * STEP);
+            if (k < steps) stage_load<FORM>(ring + k * STAGE_REALS, g, s, a, b, k * STEP);
             cp_async_commit();
         }
         for (int k = 0; k < steps; k++) {
             cp_async_wait<RING - 2>();
             __syncthreads(); // stage k has landed for all, and stage k - 1 has been read by all
             const int next = k + RING - 1;
-            if (next < steps) stage_load<FORM>(ring + next % RING * STAGE_REALS, g, s, next * STEP);
+            if (next < steps) stage_load<FORM>(ring + next % RING * STAGE_REALS, g, s, a, b, next * STEP);
             cp_async_commit();
             if (busy) stage_multiply<FORM>(sum, ring + k % RING * STAGE_REALS, m, n);
         }
@@ -166,7 +147,7 @@ enum { GROUPS_MAX = 4096 }; // their offsets lie in shared memory
 template <GroupForm FORM> static void group(Dev *d, const GroupArgs &g) {
     CHECK_USAGE(g.J <= GROUPS_MAX, "%d groups (experts and replica slots of a rank) in one product, at most %d", g.J, GROUPS_MAX);
     if (!g.J || !g.M || !g.cols || (FORM == GROUP_TN && !g.out_rows)) return;
-    group_portable<FORM>(d, g);
+    if (!group_sm90(d, FORM, g)) group_portable<FORM>(d, g);
 }
 
 extern "C" void dev_group_linear(Dev *d, real *y, const real *x, const real *const *w, const int *off, int J, int M, int N, int K) {

@@ -1,4 +1,4 @@
-// Grouped products: their arguments and how tiles are found.
+// Grouped products: what the portable kernels (group.cu) and the Hopper ones (group_sm90.cu) share.
 #ifndef MOE_CUDA_GROUP_H
 #define MOE_CUDA_GROUP_H
 #include "kernels/cuda/dev.h"
@@ -52,9 +52,34 @@ template <GroupForm FORM, int ROWS, int COLS> static __device__ void group_tiles
     }
 }
 
+struct Tile { // of the result
+    int group, first_row; // the group, and its first row
+    int row0, col0;       // where the tile begins: row of the group (NT, NN) or of dw (TN), column
+    int rows, cols;       // how many there are from there on, often more than the tile holds
+    int sum;              // length of the sum
+};
+
+template <GroupForm FORM, int ROWS, int COLS> static __device__ Tile tile_find(const GroupArgs &g, const int *first, int t) {
+    Tile s;
+    s.group = group_of(first, g.J, t);
+    s.first_row = g.off[s.group];
+    const int i = t - first[s.group], n_rows = g.off[s.group + 1] - s.first_row;
+    const int out_rows = FORM == GROUP_TN ? g.out_rows : n_rows, down_tiles = (out_rows + ROWS - 1) / ROWS;
+    s.row0 = i % down_tiles * ROWS; // down first: neighbours share the weights' tile
+    s.col0 = i / down_tiles * COLS;
+    s.rows = out_rows - s.row0;
+    s.cols = g.cols - s.col0;
+    s.sum = FORM == GROUP_TN ? n_rows : g.inner;
+    return s;
+}
+
 // As many tiles as there can be
 static inline int64_t group_tiles_most(GroupForm form, const GroupArgs &g, int rows, int cols) {
     const int64_t across = (g.cols + cols - 1) / cols;
     return form == GROUP_TN ? (int64_t)g.J * ((g.out_rows + rows - 1) / rows) * across : ((int64_t)g.M / rows + g.J) * across;
 }
+
+// The same products by TMA and wgmma, where the device has them, they are asked for (Dev.hopper) and rows are multiples of 16
+// bytes: launched, and true. Compiled but not yet run on hardware.
+bool group_sm90(Dev *d, GroupForm form, const GroupArgs &g);
 #endif
