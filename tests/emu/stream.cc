@@ -262,6 +262,18 @@ int enqueue_kernel(const char *name, const void *kernel, const Shape &shape, voi
     }, nullptr, 0}));
 }
 
+int device_wait() {
+    Hold hold;
+    if (cudaError_t e = unsafe()) return report(e);
+    counters.synchronisations++;
+    wait_until(hold, nullptr, [] {
+        for (EmuStream *s : streams)
+            if (!s->queue.empty()) return false;
+        return true;
+    });
+    return cudaSuccess;
+}
+
 } // namespace emu
 
 EmuCounters emu_counters() {
@@ -359,16 +371,9 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize(void) {
-    Hold hold;
-    if (cudaError_t e = unsafe()) return report(e);
-    counters.synchronisations++;
-    wait_until(hold, nullptr, [] {
-        for (EmuStream *s : streams)
-            if (!s->queue.empty()) return false;
-        return true;
-    });
-    memory_check();
-    return cudaSuccess;
+    cudaError_t e = (cudaError_t)device_wait();
+    if (e == cudaSuccess) memory_check();
+    return e;
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {

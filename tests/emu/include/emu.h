@@ -100,6 +100,7 @@ unsigned random_below(unsigned n); // in random order: the next choice
 
 // A piece of device work that is no kernel (cuBLAS, NCCL): `step` is called when its turn comes, until it says DONE.
 void enqueue(const char *name, void *stream, std::function<Progress()> step);
+int device_wait(); // until all streams are empty; a cudaError_t
 // Memory (memory.cc)
 enum Where { HOST, PINNED, DEVICE };
 Where where(const void *p, size_t bytes, const char *what); // aborts where a piece lies across an allocation's end
