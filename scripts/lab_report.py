@@ -201,9 +201,9 @@ h1{font-size:24px;margin:0 0 4px}h2{font-size:18px;margin:36px 0 6px}h3{font-siz
 p{margin:4px 0 10px;color:#4a5866;max-width:900px}code{background:#e9ecef;border-radius:4px;padding:2px 6px;font-size:13px;word-break:break-all}
 .card{background:#fff;border:1px solid #e4e7eb;border-radius:10px;padding:14px 18px;margin:12px 0;overflow-x:auto}
 .said{font-size:16px;color:#23303d;border-left:4px solid #3d9a5f}
-table{border-collapse:collapse;font-size:13px;white-space:nowrap;font-variant-numeric:tabular-nums}
-th{font-weight:600;text-align:right;color:#4a5866;border-bottom:2px solid #cfd5db;padding:6px 9px;white-space:normal;vertical-align:bottom}
-td{text-align:right;border-bottom:1px solid #eceef1;padding:6px 9px}th:first-child,td:first-child{text-align:left}td:first-child{font-weight:600}
+table{border-collapse:collapse;font-size:12.5px;white-space:nowrap;font-variant-numeric:tabular-nums}
+th{font-weight:600;text-align:right;color:#4a5866;border-bottom:2px solid #cfd5db;padding:6px 7px;white-space:normal;vertical-align:bottom}
+td{text-align:right;border-bottom:1px solid #eceef1;padding:6px 7px}th:first-child,td:first-child{text-align:left}td:first-child{font-weight:600;white-space:normal}
 .grid{display:flex;flex-wrap:wrap;gap:14px;align-items:flex-start}.grid .card{margin:0}svg{max-width:100%;height:auto}.small{font-size:13px}
 """
 

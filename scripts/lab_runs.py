@@ -1,5 +1,5 @@
 """Runs of build/train as scripts/ablate and scripts/policies see them: starting one, its log, its routing trace, statistics of pairs."""
-import json, math, os, re, signal, statistics, struct, subprocess, sys, tempfile
+import json, math, os, signal, statistics, struct, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.environ.get("MOE_BUILD", "build")
@@ -11,7 +11,8 @@ class Fault(Exception):
 
 
 def main_of(name, main):
-    """Runs main(); a Fault is one line and status 2, Ctrl-C status 130"""
+    """Runs main(); a Fault is one line and status 2, Ctrl-C or SIGTERM status 130"""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except Fault as fault:
