@@ -33,7 +33,7 @@ CUDA_ARCHS ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=com
 CXX_WARN    = -Wall -Wextra -Wno-missing-field-initializers -Wno-unused-function
 CU_FLAGS    = -std=c++17 -I. -MMD -MP $(REAL_$(REAL))
 CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) $(if $(filter bf16,$(REAL)),-Xptxas -warn-spills$(comma)-Werror) -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
-CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O1 -g -ffp-contract=fast $(SAN) -x c++
+CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -DDEV_WORK_MIB=1 -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O1 -g -ffp-contract=fast $(SAN) -x c++
 EMU_CXX    ?= g++
 LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas -lstdc++
 LIBS_emu    = -lstdc++
@@ -47,7 +47,8 @@ hosts    = $(wildcard kernels/*.c kernels/cpu/comm_mpi.c kernels/cpu/comm_thread
 sources  = $(filter-out $(tools:%=%.c),$(hosts) $(if $(filter cpu,$(BACKEND)),$(wildcard kernels/cpu/*.c)))
 cu       = $(if $(filter-out cpu,$(BACKEND)),$(wildcard kernels/cuda/*.cu)) $(if $(filter emu,$(BACKEND)),$(wildcard tests/emu/*.cc))
 objects  = $(sort $(sources:%.c=$(BUILD)/obj/%.o)) $(addprefix $(BUILD)/obj/,$(addsuffix .o,$(basename $(cu))))
-tests    = $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
+tests    = $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c)) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests))
+cu_tests = $(patsubst tests/cuda/%.c,$(BUILD)/%,$(wildcard tests/cuda/test_*.c))
 oracles  = $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/ref/*.c tests/common/*.c))
 
 all: $(addprefix $(BUILD)/,$(notdir $(programs)))
@@ -122,6 +123,8 @@ $(BUILD)/libtest.a: $(oracles)
 	$(call say,ar,$@)ar rcs $@ $^
 
 $(BUILD)/test_%: $(BUILD)/obj/tests/test_%.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
+	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
+$(BUILD)/test_cuda_%: $(BUILD)/obj/tests/cuda/test_cuda_%.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 tests: $(tests) all
 

@@ -57,6 +57,33 @@ static void make_plan(Case *c) {
     }
 }
 
+// The host's copy of what lies in device memory
+static void *fetch(Dev *d, const void *from, int64_t elem, int64_t n) {
+    size_t bytes = SIZE(elem, n);
+    void *to = host_alloc(bytes + 1);
+    dev_download(d, to, from, bytes);
+    return to;
+}
+static void *give(Dev *d, const void *from, int64_t elem, int64_t n) {
+    void *to = dev_alloc(d, SIZE(elem, n), "test array");
+    dev_upload(d, to, from, SIZE(elem, n));
+    return to;
+}
+
+static Route fetch_route(Dev *d, const Route *t, int BT, RouteShape s) {
+    int I = sizeof(int), H = s.E / s.R, G = s.R / s.N, far = H * G * (s.N - 1), Q2 = 2 * route_pairs(s), pairs = BT * s.K;
+    return (Route){
+        .off = fetch(d, t->off, I, H + s.S + 1), .peer = fetch(d, t->peer, I, pairs), .row = fetch(d, t->row, I, pairs),
+        .wrow = fetch(d, t->wrow, I, pairs), .cross = fetch(d, t->cross, I, BT * route_crossings(s)),
+        .meta = fetch(d, t->meta, I, s.N * route_room(s) * Q2), .n_out = fetch(d, t->n_out, I, s.N), .traffic = fetch(d, t->traffic, 8, 2),
+        .w_send = fetch(d, t->w_send, sizeof(BlockSeg), far), .w_recv = fetch(d, t->w_recv, sizeof(BlockSeg), s.S * G),
+        .n_w_send = fetch(d, t->n_w_send, I, 1), .n_w_recv = fetch(d, t->n_w_recv, I, 1), .pull = fetch(d, t->pull, sizeof(BlockCopy), s.S),
+        .n_pull = fetch(d, t->n_pull, I, 1), .node_add = fetch(d, t->node_add, sizeof(BlockCopy), s.S * G),
+        .n_node_add = fetch(d, t->n_node_add, I, 1), .g_recv = fetch(d, t->g_recv, sizeof(BlockSeg), far),
+        .home_add = fetch(d, t->home_add, sizeof(BlockCopy), H * s.R), .n_home_add = fetch(d, t->n_home_add, I, 1),
+    };
+}
+
 static Case *make_case(Dev *d, const int *dim, int max_BT, int drop, int dedup, int slicing) {
     int R = dim[0], E = dim[1], N = dim[2], S = dim[3], K = dim[4];
     Case *c = host_alloc(sizeof *c);
@@ -67,13 +94,17 @@ static Case *make_case(Dev *d, const int *dim, int max_BT, int drop, int dedup, 
     c->plan = (Plan){.quota = host_alloc(SIZE(E, R, sizeof(int))), .slot = host_alloc(SIZE(R, S + 1, sizeof(int)))};
     for (int r = 0; r < R; r++) c->BT[r] = draw(4) ? draw(max_BT + 1) : 0, make_pairs(c, r, drop);
     make_plan(c);
-    void *work = dev_alloc(d, route_work_bytes(c->shape), "work");
+    void *work = dev_alloc(d, route_work_bytes(c->shape), "work"), *D = give(d, c->D, sizeof(int), R * E);
+    Plan plan = {.quota = give(d, c->plan.quota, sizeof(int), E * R), .slot = give(d, c->plan.slot, sizeof(int), R * S)};
+    Route t = route_alloc(d, c->shape);
+    t.meta = dev_alloc(d, meta, "meta");
+    t.traffic = dev_alloc(d, 2 * sizeof(int64_t), "traffic");
+    int *idx = dev_alloc(d, SIZE(max_BT, K, sizeof(int)), "pairs"), *ord = dev_alloc(d, SIZE(max_BT, K, sizeof(int)), "pairs");
     for (int r = 0; r < R; r++) {
-        Route *t = &c->route[r];
-        *t = route_alloc(d, c->shape);
-        t->meta = dev_alloc(d, meta, "meta"), t->in = dev_alloc(d, meta, "meta");
-        t->traffic = dev_alloc(d, 2 * sizeof(int64_t), "traffic");
-        route_make(d, t, &c->plan, c->D, c->idx[r], c->ord[r], r, c->BT[r], c->shape, work);
+        dev_upload(d, idx, c->idx[r], SIZE(c->BT[r], K, sizeof(int)));
+        dev_upload(d, ord, c->ord[r], SIZE(c->BT[r], K, sizeof(int)));
+        route_make(d, &t, &plan, D, idx, ord, r, c->BT[r], c->shape, work);
+        c->route[r] = fetch_route(d, &t, c->BT[r], c->shape);
     }
     return c;
 }
@@ -245,7 +276,12 @@ static int check_copies(const Case *c) {
 }
 
 static void free_case(Case *c) {
-    for (int r = 0; r < c->R; r++) free(c->idx[r]), free(c->ord[r]);
+    for (int r = 0; r < c->R; r++) {
+        void *fetched[sizeof(Route) / sizeof(void *)];
+        memcpy(fetched, &c->route[r], sizeof fetched); // a Route is nothing but pointers
+        for (size_t i = 0; i < sizeof fetched / sizeof *fetched; i++) free(fetched[i]);
+        free(c->idx[r]), free(c->ord[r]);
+    }
     free(c->D), free(c->plan.quota), free(c->plan.slot), free(c);
 }
 

@@ -9,7 +9,10 @@
 #error "the CUDA backend computes in bf16 (REAL=bf16) or float (REAL=float)"
 #endif
 
-constexpr int WARP = 32, THREADS = 256, WORK_BYTES = 16 << 20, MARKS = 4096;
+#ifndef DEV_WORK_MIB
+#define DEV_WORK_MIB 16 // the emulation takes less, as it fills all memory
+#endif
+constexpr int WARP = 32, THREADS = 256, WORK_BYTES = DEV_WORK_MIB << 20, MARKS = 4096;
 
 struct DevBlock { // one dev_alloc
     void *base;

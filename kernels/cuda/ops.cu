@@ -198,54 +198,58 @@ void dev_swiglu_bwd(Dev *d, real *dgu, real *h, wide *drw, const real *dh, const
 }
 
 // ---- rows between ranks --------------------------------------------------------------------------------------------
+static __device__ __forceinline__ int row_there(const RowMap &m, int t) { return !m.n || t % m.room < m.n[t / m.room]; }
+
 // A token's row is read once and written to all of its places, many of them in peers' memory.
-template <int V> static __global__ void scatter_kernel(real *const *dst, wide *const *wdst, const real *x, const wide *w, const int *peer,
-                                                       const int *row, int BT, int K, int C) {
-    WARP_ROWS(t, BT) {
-        size_t p0 = (size_t)t * K;
+template <int V> static __global__ void scatter_kernel(real *const *dst, wide *const *wdst, const real *x, const wide *w, RowMap m, int C) {
+    const int *wrow = m.wrow ? m.wrow : m.row;
+    WARP_ROWS(t, m.BT) {
+        if (!row_there(m, t)) continue;
+        size_t p0 = (size_t)t * m.ld;
         for (int c = LANE * V; c < C; c += WARP * V) {
             Vec<real, V> a = load<V>(x + (size_t)t * C + c);
-            for (int k = 0; k < K; k++)
-                if (row[p0 + k] >= 0) store<V>(dst[peer[p0 + k]] + (size_t)row[p0 + k] * C + c, a);
+            for (int k = 0; k < m.K; k++)
+                if (m.row[p0 + k] >= 0) store<V>(dst[m.peer ? m.peer[p0 + k] : 0] + (size_t)m.row[p0 + k] * C + c, a);
         }
-        for (int k = LANE; w && k < K; k += WARP)
-            if (row[p0 + k] >= 0) wdst[peer[p0 + k]][row[p0 + k]] = w[p0 + k];
+        for (int k = LANE; w && k < m.K; k += WARP)
+            if (wrow[p0 + k] >= 0) wdst[m.peer ? m.peer[p0 + k] : 0][wrow[p0 + k]] = w[(size_t)t * m.K + k];
     }
 }
 
 // The buffers behind dst and src are aligned as whole allocations are; so are their rows where C is a multiple of VR.
-void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, const int *peer, const int *row,
-                      int BT, int K, int C) {
-    LAUNCH_VEC(scatter_kernel, C % VR == 0 && aligned(x), grid_for(d, BT, WARPS), d->stream, dst, wdst, x, w, peer, row, BT, K, C);
+void dev_scatter_rows(Dev *d, real *const *dst, wide *const *wdst, const real *x, const wide *w, RowMap m, int C) {
+    LAUNCH_VEC(scatter_kernel, C % VR == 0 && aligned(x), grid_for(d, m.BT, WARPS), d->stream, dst, wdst, x, w, m, C);
 }
 
 // y may be add
 template <int V> static __global__ void gather_kernel(real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc,
-                                                      const int *peer, const int *row, int BT, int K, int C) {
-    WARP_ROWS(t, BT) {
-        size_t p0 = (size_t)t * K, at = (size_t)t * C;
+                                                      RowMap m, int C) {
+    const int *wrow = m.wrow ? m.wrow : m.row;
+    WARP_ROWS(t, m.BT) {
+        if (!row_there(m, t)) continue;
+        size_t p0 = (size_t)t * m.ld, at = (size_t)t * C;
         for (int c = LANE * V; c < C; c += WARP * V) {
             wide sum[V] = {};
             if (add) {
                 Vec<real, V> a = load<V>(add + at + c);
                 for (int i = 0; i < V; i++) sum[i] = up(a.v[i]);
             }
-            for (int k = 0; k < K; k++) {
-                if (row[p0 + k] < 0) continue;
-                Vec<real, V> a = load<V>(src[peer[p0 + k]] + (size_t)row[p0 + k] * C + c);
+            for (int k = 0; k < m.K; k++) {
+                if (m.row[p0 + k] < 0) continue;
+                Vec<real, V> a = load<V>(src[m.peer ? m.peer[p0 + k] : 0] + (size_t)m.row[p0 + k] * C + c);
                 for (int i = 0; i < V; i++) sum[i] += up(a.v[i]);
             }
             Vec<real, V> o;
             for (int i = 0; i < V; i++) o.v[i] = down(sum[i]);
             store<V>(y + at + c, o);
         }
-        for (int k = LANE; dw && k < K; k += WARP) dw[p0 + k] = row[p0 + k] < 0 ? 0 : wsrc[peer[p0 + k]][row[p0 + k]];
+        for (int k = LANE; dw && k < m.K; k += WARP)
+            dw[(size_t)t * m.K + k] = wrow[p0 + k] < 0 ? 0 : wsrc[m.peer ? m.peer[p0 + k] : 0][wrow[p0 + k]];
     }
 }
 
-void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, const int *peer,
-                     const int *row, int BT, int K, int C) {
-    LAUNCH_VEC(gather_kernel, C % VR == 0 && aligned(y, add), grid_for(d, BT, WARPS), d->stream, y, dw, add, src, wsrc, peer, row, BT, K, C);
+void dev_gather_rows(Dev *d, real *y, wide *dw, const real *add, const real *const *src, const wide *const *wsrc, RowMap m, int C) {
+    LAUNCH_VEC(gather_kernel, C % VR == 0 && aligned(y, add), grid_for(d, m.BT, WARPS), d->stream, y, dw, add, src, wsrc, m, C);
 }
 
 static __global__ void add_kernel(wide *x, const wide *y, size_t n) {

@@ -1,5 +1,5 @@
 // The router on the GPU: products in fp32, scores and the choice of experts by one warp a token, and what is counted of it.
-#include "kernels/cuda/dev.h"
+#include "kernels/cuda/count.h"
 #include <limits.h>
 
 // See kernels/cpu/router.c
@@ -138,20 +138,24 @@ template <int N> static __device__ __forceinline__ wide scores(wide (&score)[N],
     return max + logf(sum);
 }
 
-template <int N> static __device__ __forceinline__ void choose(int *idx, wide *weight, const wide (&score)[N], const wide *bias, RouterShape s) {
-    unsigned taken = 0; // bit i: this lane's i-th
+// The best of those not taken; taken: bit i is this lane's i-th
+template <int N> static __device__ __forceinline__ int best_left(const wide (&score)[N], const wide *bias, unsigned taken, int E) {
+    unsigned long long best = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int e = i * WARP + LANE;
+        if (e >= E || taken >> i & 1) continue;
+        unsigned long long key = choice_key(bias ? score[i] + bias[e] : score[i], e);
+        best = key > best ? key : best;
+    }
+    return (int)(0xFFFFFFFFu - (unsigned)warp_max(best));
+}
+
+template <int N> static __device__ __forceinline__ void choose(int *idx, wide *weight, const wide (&score)[N], const wide *bias, int t, RouterShape s) {
+    unsigned taken = 0;
     wide sum = 0;
     for (int k = 0; k < s.K; k++) {
-        unsigned long long best = 0;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            int e = i * WARP + LANE;
-            if (e >= s.E || taken >> i & 1) continue;
-            unsigned long long key = choice_key(bias ? score[i] + bias[e] : score[i], e);
-            best = key > best ? key : best;
-        }
-        best = warp_max(best);
-        int e = (int)(0xFFFFFFFFu - (unsigned)best);
+        int e = s.even ? (int)(((int64_t)s.first + t + k * (s.E / s.K)) % s.E) : best_left<N>(score, bias, taken, s.E);
         wide own = 0;
 #pragma unroll
         for (int i = 0; i < N; i++)
@@ -177,7 +181,7 @@ template <int N> static __global__ void route_kernel(int *idx, wide *weight, wid
             continue;
         }
         wide score[N], all = 0, log_sum = scores<N>(score, logits + e0, s.E, s.score);
-        choose<N>(idx + k0, weight + k0, score, bias, s);
+        choose<N>(idx + k0, weight + k0, score, bias, t, s);
 #pragma unroll
         for (int i = 0; i < N; i++) all += score[i];
         all = s.score == ROUTER_SOFTMAX ? 1 : 1 / (warp_sum(all) + TINY);
@@ -310,52 +314,6 @@ void dev_balance(Dev *d, wide *f, wide *p, const int *idx, const wide *prob, int
     LAUNCH(balance_kernel, dim3((unsigned)ceil_div(E, WARP), (unsigned)n_groups), THREADS, 0, d->stream, f, p, idx, prob, BT / n_groups, E, K);
 }
 
-// Pairs are cut into chunks, one for a warp: counted, the counts summed up over the chunks before, numbered.
-constexpr int CHUNKS = 256, COUNT_WARPS = 4;
-
-// before (chunks,E): pairs of e in the chunk
-static __global__ void count_kernel(int *before, const int *idx, int pairs, int E, int chunk) {
-    int first = (int)blockIdx.x * chunk, last = first + chunk < pairs ? first + chunk : pairs;
-    int *own = before + (size_t)blockIdx.x * E;
-    for (int e = (int)threadIdx.x; e < E; e += (int)blockDim.x) own[e] = 0;
-    __syncthreads();
-    for (int p = first + (int)threadIdx.x; p < last; p += (int)blockDim.x) atomicAdd(&own[idx[p]], 1);
-}
-
-// before[c,e] becomes the pairs of e in the chunks ahead of c
-static __global__ void count_scan_kernel(int *before, int *count, int *seen, int chunks, int E, int capacity) {
-    int e = (int)(blockIdx.x * blockDim.x + threadIdx.x), sum = 0;
-    if (e >= E) return;
-    for (int c = 0; c < chunks; c++) {
-        int n = before[(size_t)c * E + e];
-        before[(size_t)c * E + e] = sum;
-        sum += n;
-    }
-    seen[e] = sum;
-    count[e] = capacity <= 0 || sum < capacity ? sum : capacity;
-}
-
-// A warp numbers 32 pairs at a time; those of one expert in the order of the lanes.
-static __global__ void count_number_kernel(int *ord, int *before, const int *idx, int pairs, int E, int chunk, int chunks, int capacity) {
-    int c = (int)(blockIdx.x * COUNT_WARPS + threadIdx.x / WARP), lane = LANE;
-    if (c >= chunks) return;
-    int *next = before + (size_t)c * E, first = c * chunk, last = first + chunk < pairs ? first + chunk : pairs;
-    for (int p0 = first; p0 < last; p0 += WARP) {
-        int p = p0 + lane, e = p < last ? idx[p] : -1;
-        unsigned same = __match_any_sync(WARP_ALL, e);
-        int ahead = __popc(same & ((1u << lane) - 1)), base = e >= 0 ? next[e] : 0;
-        __syncwarp();
-        if (e >= 0 && ahead == 0) next[e] = base + __popc(same);
-        __syncwarp();
-        if (e >= 0) ord[p] = capacity <= 0 || base + ahead < capacity ? base + ahead : -1;
-    }
-}
-
 void dev_route_count(Dev *d, int *count, int *seen, int *ord, const int *idx, int BT, int E, int K, int capacity) {
-    int pairs = (int)SIZE(BT, K), chunk = (int)ceil_div(ceil_div(pairs, CHUNKS), WARP) * WARP, chunks = chunk ? (int)ceil_div(pairs, chunk) : 0;
-    int *before = (int *)dev_work(d, SIZE(chunks, E, sizeof(int)));
-    LAUNCH(count_kernel, (unsigned)chunks, 128, 0, d->stream, before, idx, pairs, E, chunk);
-    LAUNCH(count_scan_kernel, (unsigned)ceil_div(E, 128), 128, 0, d->stream, before, count, seen, chunks, E, capacity);
-    LAUNCH(count_number_kernel, (unsigned)ceil_div(chunks, COUNT_WARPS), COUNT_WARPS * WARP, 0, d->stream, ord, before, idx, pairs, E, chunk, chunks,
-           capacity);
+    count_labels(d, ord, count, seen, idx, (int)SIZE(BT, K), E, capacity);
 }
