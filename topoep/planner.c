@@ -11,7 +11,8 @@ void planner_open(Planner *p, const Cost *cost, int E) {
     p->slot = host_alloc(SIZE(R * S + 1, sizeof(int)));
     p->D = dev_alloc(p->d, SIZE(R, E, sizeof(int)), "demand");
     p->history = dev_alloc(p->d, SIZE(E, sizeof(int64_t)), "eplb's past");
-    p->plan = (Plan){.quota = dev_alloc(p->d, SIZE(E, R, sizeof(int)), "quotas"), .slot = dev_alloc(p->d, SIZE(R * S + 1, sizeof(int)), "slots"),
+    p->plan = (Plan){.quota = dev_alloc(p->d, SIZE(E, R, sizeof(int)), "quotas"),
+                     .slot = dev_alloc(p->d, SIZE(R * S + 1, sizeof(int)), "slots"),
                      .info = dev_alloc(p->d, sizeof(PlanInfo), "plan info")};
     p->work = dev_alloc(p->d, plan_work_bytes(R, E, cost->N, S), "solver");
 }

@@ -42,7 +42,8 @@ static void row_add(ReplayRow *r, const TimeModel *m, const Planner *p, const La
 static void compare(ReplayRow *r, const PlanInfo *now, const PlanInfo *then) {
     r->recorded++;
     r->same_hash += now->hash == then->hash;
-    r->same_pairs += now->pairs_self == then->pairs_self && now->pairs_node == then->pairs_node && now->pairs_inter == then->pairs_inter
+    r->same_pairs += now->pairs_self == then->pairs_self && now->pairs_node == then->pairs_node &&
+    now->pairs_inter == then->pairs_inter
                   && now->inter_copies + now->node_copies == then->inter_copies;
 }
 

@@ -21,7 +21,8 @@ typedef struct ReplayRow {
     Bytes bytes;
     int64_t copies;
     double cpu_us, cpu_us_max;
-    int64_t recorded, same_hash, same_pairs; // samples whose run used this policy; of them with the same plan; with the same pairs by class
+    // samples whose run used this policy; of them with the same plan; with the same pairs by class
+    int64_t recorded, same_hash, same_pairs;
 } ReplayRow;
 
 typedef struct Replay {

@@ -11,8 +11,8 @@ void source_trace(Source *s, const char *name, int R, int64_t tokens) {
     s->trace = trace_read_open(name, &s->h);
     int from = s->h.R;
     s->R = R ? R : from, s->E = s->h.E;
-    CHECK_USAGE(s->R % from == 0 || from % s->R == 0, "%s has %d ranks, which cannot be cut or joined to %d (hint: a multiple or a divisor)", name, from,
-                s->R);
+    CHECK_USAGE(s->R % from == 0 || from % s->R == 0, "%s has %d ranks, which cannot be cut or joined to %d (hint: a multiple "
+                "or a divisor)", name, from, s->R);
     CHECK_DATA(s->h.micro_tokens > 0, "%s has microbatches of no token", name);
     s->tokens = tokens ? tokens : s->h.micro_tokens;
     s->D = host_alloc(SIZE(s->R, s->E, sizeof(int)));
@@ -21,7 +21,8 @@ void source_trace(Source *s, const char *name, int R, int64_t tokens) {
 void source_generate(Source *s, const Demand *d, int layers, int64_t steps) {
     int R = d->N * d->G;
     *s = (Source){.R = R, .E = d->E, .tokens = d->tokens, .demand = *d, .steps = steps,
-                  .h = {.R = R, .N = d->N, .G = d->G, .E = d->E, .K = d->K, .layers = layers, .micros = 1, .groups = 1, .micro_tokens = d->tokens}};
+                  .h = {.R = R, .N = d->N, .G = d->G, .E = d->E, .K = d->K, .layers = layers, .micros = 1, .groups = 1,
+                        .micro_tokens = d->tokens}};
     s->D = host_alloc(SIZE(R, d->E, sizeof(int)));
 }
 

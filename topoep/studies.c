@@ -17,12 +17,14 @@ static const Shape shapes[] = {
     // q, o: 2048 x 32*128; k, v: 2048 x 4*128
     {"Qwen3-30B-A3B", "qwen3-235b", 2048, 768, 128, 8, 48, 48, 0, 0, 151936, 2048.0 * (2 * 4096 + 2 * 512), 32 * 256},
     // MLA: q 2048 x 16*192; kv down 2048 x 576, up 512 x 16*256; o 16*128 x 2048. Two shared experts; the first layer dense
-    {"DeepSeek-V2-Lite", "deepseek-v3", 2048, 1408, 64, 6, 27, 26, 10944, 2816, 102400, 2048.0 * (3072 + 576 + 2048) + 512.0 * 4096, 16 * 320},
+    {"DeepSeek-V2-Lite", "deepseek-v3", 2048, 1408, 64, 6, 27, 26, 10944, 2816, 102400,
+     2048.0 * (3072 + 576 + 2048) + 512.0 * 4096, 16 * 320},
     // q, o: 4096 x 96*128; k, v: 4096 x 8*128. One shared expert; the first layer dense
     {"GLM-4.5-Air", "glm-4.5-air", 4096, 1408, 128, 8, 46, 45, 10944, 1408, 151552, 4096.0 * (2 * 12288 + 2 * 1024), 96 * 256},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, TOKENS = 8192, SEQ = 4096, WARM = 4 };
-static const double PUBLISHED[] = {6.2, 11.4}; // TopoEP's abstract: gain in per cent on 4 x 8 H800, the least and the largest of three models
+// TopoEP's abstract: gain in per cent on 4 x 8 H800, the least and the largest of three models
+static const double PUBLISHED[] = {6.2, 11.4};
 static const double OTHER_FLOPS = 400e12; // rate of everything that is not a routed expert
 
 // FLOPs of a token, forward and backward, outside the routed experts: 6 per weight, and causal attention
@@ -45,8 +47,8 @@ static Replay run_shape(const Study *st, const Shape *m, Terms t, const int *row
     *cost = cost_load(st->cluster, model);
     if (t.overlap >= 0) cost->overlap_permille = t.overlap;
     cost_check(cost, cost->N, cost->G, m->E);
-    Demand d = {.kind = demand_find(t.demand), .N = cost->N, .G = cost->G, .E = m->E, .K = m->K, .tokens = t.tokens, .level = (int)lround(1000 * t.skew),
-                .seed = st->seed};
+    Demand d = {.kind = demand_find(t.demand), .N = cost->N, .G = cost->G, .E = m->E, .K = m->K, .tokens = t.tokens,
+                .level = (int)lround(1000 * t.skew), .seed = st->seed};
     TimeModel tm = times_model(cost, &model, st->hop_us, st->plan_us);
     Source s;
     Replay a;
@@ -61,21 +63,24 @@ static double step_ms(const Replay *a, int row, const Shape *m, int tokens) {
     return 1e-9 * (double)times_total(&a->row[row].sum) / (double)a->row[row].n * m->moe + other_ms(m, tokens);
 }
 
-static void print_shape(const Replay *a, const Shape *m) {
+static void print_shape(const Replay *a, const Shape *m, double gains[REPLAY_ROWS]) {
     double none = step_ms(a, POLICY_NONE, m, TOKENS), uniform = step_ms(a, REPLAY_UNIFORM, m, TOKENS), other = other_ms(m, TOKENS);
-    printf("\n### %s\n\nOutside the MoE layers: %.2f GFLOP per token, %.1f ms of a step: %.1f%% of it without balancing, %.1f%% with even routing.\n\n", m->name,
-           1e-9 * other_flops(m), other, 100 * other / none, 100 * other / uniform);
-    printf("| policy | rank max/mean | layer, ms | compute | tokens | weights | planning | step, ms | gain over none | of uniform |\n|---|---|---|---|---|---|---|---|---|---|\n");
+    printf("\n### %s\n\nOutside the MoE layers: %.2f GFLOP per token, %.1f ms of a step: %.1f%% of it without balancing, %.1f%% "
+           "with even routing.\n\n", m->name, 1e-9 * other_flops(m), other, 100 * other / none, 100 * other / uniform);
+    printf("| policy | rank max/mean | layer, ms | compute | tokens | weights | planning | step, ms | gain over none | of "
+           "uniform |\n|---|---|---|---|---|---|---|---|---|---|\n");
     for (int row = 0; row < REPLAY_ROWS; row++) {
         ReportRow x = report_row(a, row, 0);
         double step = step_ms(a, row, m, TOKENS);
-        printf("| %s | %.2f > %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.1f | %+.1f%% | %.1f%% |\n", replay_name(row), x.before, x.after, x.layer_ms, x.compute_ms,
-               x.tokens_ms, x.weights_ms, x.planning_ms, step, 100 * (none / step - 1), 100 * uniform / step);
+        printf("| %s | %.2f > %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.1f | %+.1f%% | %.1f%% |\n", replay_name(row), x.before,
+               x.after, x.layer_ms, x.compute_ms, x.tokens_ms, x.weights_ms, x.planning_ms, step,
+               gains[row] = 100 * (none / step - 1), 100 * uniform / step);
     }
     ReportRow x = report_row(a, POLICY_NONE, 0), y = report_row(a, POLICY_TOPOEP, 0);
     double of = 100 * m->moe / none;
-    printf("\nTopoEP against none, in %% of none's step: compute %+.1f, tokens %+.1f, weights %+.1f, planning %+.1f.\n", of * (y.compute_ms - x.compute_ms),
-           of * (y.tokens_ms - x.tokens_ms), of * (y.weights_ms - x.weights_ms), of * (y.planning_ms - x.planning_ms));
+    printf("\nTopoEP against none, in %% of none's step: compute %+.1f, tokens %+.1f, weights %+.1f, planning %+.1f.\n",
+           of * (y.compute_ms - x.compute_ms), of * (y.tokens_ms - x.tokens_ms), of * (y.weights_ms - x.weights_ms),
+           of * (y.planning_ms - x.planning_ms));
 }
 
 // Gain of TopoEP end to end, per cent; hidden: share of the token time that something else hides, under both
@@ -114,10 +119,14 @@ static void print_sensitivity(const Study *st) {
     for (int i = 0; i < LEVELS; i++) printf("---|");
     for (int k = 0; k < SHAPES; k++) {
         printf("\n| %s |", shapes[k].name);
-        for (int i = 0; i < LEVELS; i++) printf(" %+.1f%% |", gain(st, &shapes[k], (Terms){i ? "zipf" : "balanced", levels[i], TOKENS, -1}, 0, NULL));
+        for (int i = 0; i < LEVELS; i++) {
+            Terms t = {i ? "zipf" : "balanced", levels[i], TOKENS, -1};
+            printf(" %+.1f%% |", gain(st, &shapes[k], t, 0, NULL));
+        }
         for (int i = 0; i < 2; i++) printf(" %.2f |", level_of(st, &shapes[k], PUBLISHED[i]));
     }
-    printf("\n\n### TopoEP's gain by assumption\n\nThe published imbalance again, one assumption changed at a time:\n\n| model | as above | all token time hidden | copies all hidden | "
+    printf("\n\n### TopoEP's gain by assumption\n\nThe published imbalance again, one assumption changed at a time:\n\n| model "
+           "| as above | all token time hidden | copies all hidden | "
            "4096 tokens | 16384 tokens | no locality |\n|---|---|---|---|---|---|---|\n");
     for (int k = 0; k < SHAPES; k++) {
         const Shape *m = &shapes[k];
@@ -125,27 +134,42 @@ static void print_sensitivity(const Study *st) {
         Study blind = *st;
         blind.how.without |= PLAN_NO_LOCALITY;
         hidden.overlap = 1000, few.tokens = TOKENS / 2, many.tokens = 2 * TOKENS;
-        printf("| %s | %+.1f%% | %+.1f%% | %+.1f%% | %+.1f%% | %+.1f%% | %+.1f%% |\n", m->name, gain(st, m, t, 0, NULL), gain(st, m, t, 1, NULL), gain(st, m, hidden, 0, NULL),
-               gain(st, m, few, 0, NULL), gain(st, m, many, 0, NULL), gain(&blind, m, t, 0, NULL));
+        printf("| %s | %+.1f%% | %+.1f%% | %+.1f%% | %+.1f%% | %+.1f%% | %+.1f%% |\n", m->name, gain(st, m, t, 0, NULL),
+               gain(st, m, t, 1, NULL), gain(st, m, hidden, 0, NULL), gain(st, m, few, 0, NULL), gain(st, m, many, 0, NULL),
+               gain(&blind, m, t, 0, NULL));
     }
 }
 
 void study_headline(const Study *st) {
     int rows[REPLAY_ROWS];
+    double gains[SHAPES][REPLAY_ROWS];
     for (int i = 0; i < REPLAY_ROWS; i++) rows[i] = 1;
     for (int k = 0; k < SHAPES; k++) {
         Cost c;
         Replay a = run_shape(st, &shapes[k], (Terms){shapes[k].demand, 0, TOKENS, -1}, rows, &c);
         if (k == 0) {
-            printf("Modelled, not measured. Cluster %s: %d nodes x %d ranks, %d slots, rates %s; %lld/1000 of the copies' time hidden, token time not hidden, %.0f us per layer "
-                   "with copies.\n", c.name, c.N, c.G, c.S, c.measured ? "measured" : "published and assumed", (long long)c.overlap_permille, 1e-6 * (double)c.plan_fixed_ps);
-            printf("%d tokens on a rank (sequences of %d), bf16, gradients in fp32; counts %.0f us a hop, a plan %.0f us; all but the routed experts at %.0f TFLOP/s, "
-                   "without optimizer, gradient reduction, recomputation or pipeline.\nImbalance: that published for 64 ranks (UltraEP, arXiv 2606.04101), on these ranks as it "
-                   "falls; %d layers and %d microbatches sampled, eplb with %d microbatches of past.\nPublished for TopoEP on 4 x 8 H800, three models: +%.1f%% to +%.1f%%.\n",
-                   TOKENS, SEQ, st->hop_us, st->plan_us, 1e-12 * OTHER_FLOPS, st->layers, st->steps, WARM, PUBLISHED[0], PUBLISHED[1]);
+            printf("Modelled, not measured. Cluster %s: %d nodes x %d ranks, %d slots, rates %s; %lld/1000 of the copies' time "
+                   "hidden, token time not hidden, %.0f us per layer "
+                   "with copies.\n", c.name, c.N, c.G, c.S, c.measured ? "measured" : "published and assumed",
+                   (long long)c.overlap_permille, 1e-6 * (double)c.plan_fixed_ps);
+            printf("%d tokens on a rank (sequences of %d), bf16, gradients in fp32; counts %.0f us a hop, a plan %.0f us; all "
+                   "but the routed experts at %.0f TFLOP/s, "
+                   "without optimizer, gradient reduction, recomputation or pipeline.\nImbalance: that published for 64 ranks "
+                   "(UltraEP, arXiv 2606.04101), on these ranks as it "
+                   "falls; %d layers and %d microbatches sampled, eplb with %d microbatches of past.\nPublished for TopoEP on 4 "
+                   "x 8 H800, three models: +%.1f%% to +%.1f%%.\n", TOKENS, SEQ, st->hop_us, st->plan_us, 1e-12 * OTHER_FLOPS,
+                   st->layers, st->steps, WARM, PUBLISHED[0], PUBLISHED[1]);
         }
-        print_shape(&a, &shapes[k]);
+        print_shape(&a, &shapes[k], gains[k]);
         replay_free(&a);
     }
+    printf("\n### All three: gain over none, end to end\n\n| policy |");
+    for (int k = 0; k < SHAPES; k++) printf(" %s |", shapes[k].name);
+    printf("\n|---|---|---|---|");
+    for (int row = 0; row < REPLAY_ROWS; row++) {
+        printf("\n| %s |", replay_name(row));
+        for (int k = 0; k < SHAPES; k++) printf(" %+.1f%% |", gains[k][row]);
+    }
+    printf("\n");
     print_sensitivity(st);
 }

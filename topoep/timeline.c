@@ -47,13 +47,16 @@ void timeline_see(void *timeline, int row, const Sample *s, const LayerTime *t, 
     *d = (Drawn){.layer = s->layer, .micro = s->micro, .t = *t};
     d->compute = host_alloc(SIZE(2, l->m.R, sizeof(int64_t)));
     d->tokens = d->compute + l->m.R;
-    for (int r = 0; r < l->m.R; r++) d->compute[r] = times_rank_compute(sums, &l->m, r), d->tokens[r] = times_rank_tokens(sums, &l->m, r);
+    for (int r = 0; r < l->m.R; r++) {
+        d->compute[r] = times_rank_compute(sums, &l->m, r);
+        d->tokens[r] = times_rank_tokens(sums, &l->m, r);
+    }
 }
 
 static void event(Timeline *l, const char *name, int layer, int rank, int64_t start, int64_t ps) {
     if (ps == 0) return;
-    fprintf(l->file, ",\n{\"name\":\"%s\",\"cat\":\"layer %d\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.6f,\"dur\":%.6f}", name, layer,
-            rank / l->m.cost.G, rank, 1e-6 * (double)start, 1e-6 * (double)ps);
+    fprintf(l->file, ",\n{\"name\":\"%s\",\"cat\":\"layer %d\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.6f,\"dur\":%.6f}", name,
+            layer, rank / l->m.cost.G, rank, 1e-6 * (double)start, 1e-6 * (double)ps);
 }
 
 // A phase of `ps` for all ranks, of which own[r] * ps / most are rank r's (own NULL: all of it), the rest waiting
@@ -91,10 +94,11 @@ static void backward(Timeline *l, const Drawn *d, int64_t other) {
 
 void timeline_close(Timeline *l, double other_ms) {
     int64_t other = l->n ? llround(1e9 * other_ms / l->n) : 0; // of a sample
-    fprintf(l->file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"name\":\"node 0\"}}");
-    for (int n = 1; n < l->m.cost.N; n++) fprintf(l->file, ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"node %d\"}}", n, n);
-    for (int r = 0; r < l->m.R; r++)
-        fprintf(l->file, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank %d\"}}", r / l->m.cost.G, r, r);
+    const char *node = "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"node %d\"}}";
+    const char *rank = ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank %d\"}}";
+    fprintf(l->file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    for (int n = 0; n < l->m.cost.N; n++) fprintf(l->file, n ? ",\n" : ""), fprintf(l->file, node, n, n);
+    for (int r = 0; r < l->m.R; r++) fprintf(l->file, rank, r / l->m.cost.G, r, r);
     for (int first = 0, last; first < l->n; first = last) { // a microbatch forward, then back
         for (last = first; last < l->n && l->drawn[last].micro == l->drawn[first].micro; last++) forward(l, &l->drawn[last], other);
         for (int i = last; i-- > first;) backward(l, &l->drawn[i], other);

@@ -73,6 +73,7 @@ Traffic times_traffic(const PlanInfo *p, const TimeModel *m) {
 }
 
 Bytes times_bytes(const PlanInfo *p, Traffic t, const TimeModel *m) {
-    return (Bytes){.self = p->pairs_self * m->pair_bytes, .node = (p->pairs_node + t.passed_on) * m->pair_bytes, .inter = t.crossings * m->crossing_bytes,
-                   .weights_node = p->node_copies * m->copy_bytes, .weights_inter = p->inter_copies * m->copy_bytes};
+    return (Bytes){.self = p->pairs_self * m->pair_bytes, .node = (p->pairs_node + t.passed_on) * m->pair_bytes,
+                   .inter = t.crossings * m->crossing_bytes, .weights_node = p->node_copies * m->copy_bytes,
+                   .weights_inter = p->inter_copies * m->copy_bytes};
 }

@@ -4,8 +4,8 @@
 //             R E into every rank over its link; without a plan each rank gets only what its own experts are sent, 1/R of that
 //   plan      a constant for policies that plan from the counts just made; 0 for the others (eplb plans ahead, from its past)
 //   compute, tokens, weights, fixed    the parts of J (topoep/plan.h)
-// The layer takes the sum: its phases are separated by barriers. So the straggler time, what the slowest waits for nobody but the others
-// for it, is each phase's maximum less its mean over the ranks, for compute and tokens.
+// The layer takes the sum: its phases are separated by barriers. So the straggler time, what the others wait for the slowest, is each
+// phase's maximum less its mean over the ranks, for compute and tokens.
 #ifndef MOE_TIMES_H
 #define MOE_TIMES_H
 #include "topoep/plan.h"
@@ -15,8 +15,9 @@ typedef struct TimeModel {
     int R, E;
     double hop_us, plan_us;
     double counts_inter_ps, counts_intra_ps; // a byte into a node over all its ports; into a rank over its link
-    int64_t pair_bytes, copy_bytes;          // a pair: 4 rows of C elements, a routing weight, its gradient; a copy: weights twice, gradient
-    int64_t crossing_bytes;                  // a row between nodes: the same, and rank and row (int32) of each pair that it may stand for
+    int64_t pair_bytes;     // 4 rows of C elements, a routing weight, its gradient
+    int64_t crossing_bytes; // of a row between nodes: the same, and rank and row (int32) of each pair that it may stand for
+    int64_t copy_bytes;     // weights twice, gradient
 } TimeModel;
 int64_t times_crossing_bytes(const CostModel *m, int pairs);
 TimeModel times_model(const Cost *cost, const CostModel *m, double hop_us, double plan_us);

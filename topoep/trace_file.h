@@ -15,10 +15,11 @@
 //            char policy[32], cost[64]   balancer; name of the cluster costs; NUL-padded
 //            char stages[n_stages][16]
 //   record   uint32 kind; uint32 bytes (of what follows)
-//     kind 1, demand: int64 step; int32 micro, group, layer, copies; int64 max_load_before, max_load, cost_ps, identity_ps, pairs_self,
-//                     pairs_node, pairs_inter, transfers, crossings, passed_on; uint64 hash; int32 D[R*E]   pairs that source rank s
-//                     of the group has for expert e; before it what the run's own plan came to (PlanInfo; transfers of experts inside
-//                     and between nodes; rows that crossed between nodes; pairs among them passed on to another rank there)
+//     kind 1, demand: int64 step; int32 micro, group, layer, copies; int64 max_load_before, max_load, cost_ps, identity_ps,
+//                     pairs_self, pairs_node, pairs_inter, transfers, crossings, passed_on; uint64 hash; int32 D[R*E]
+//                     D: pairs that source rank s of the group has for expert e. The numbers before it are what the run's own plan
+//                     came to: see PlanInfo; transfers of experts inside and between nodes, rows that crossed between nodes, pairs
+//                     among them that were passed on to another rank there
 //     kind 2, times:  int64 step; int32 ranks; int32 n_stages; float ms[ranks*n_stages]   of the whole step, by rank of the run
 // A demand record for every (micro, group, layer) with layer fastest, then one times record. The file ends after a whole record, or,
 // if the run was killed, within one: a reader stops there.
@@ -39,7 +40,7 @@ typedef struct TraceRecord {
     TraceKind kind;
     int64_t step;
     int micro, group, layer;  // demand
-    PlanInfo plan;            // demand: of it copies, max_load*, cost_ps, identity_ps, pairs_*, hash; inter_copies holds all transfers
+    PlanInfo plan;            // demand: what the record holds of it, and total; inter_copies holds all transfers
     int64_t crossings, passed_on; // demand
     int *D;                   // demand: (R,E)
     int ranks;                // times

@@ -7,7 +7,8 @@
 enum { BALANCED, ZIPF, HOT_EXPERTS, HOT_RANK, SPREAD, RAGGED, IDLE, TASTES, ROTATING, BURST, DRIFT, DEEPSEEK, GLM, QWEN };
 const DemandKind demand_kinds[] = {
     [BALANCED] = {"balanced", 0, 0, "all experts alike"},
-    [ZIPF] = {"zipf", 2000, 0, "scattered experts, heat falling by a power of the place; every microbatch differs by up to a quarter"},
+    [ZIPF] = {"zipf", 2000, 0, "scattered experts, heat falling by a power of the place; every microbatch differs by up to a "
+              "quarter"},
     [HOT_EXPERTS] = {"hot-experts", 2000, 0, "a sixteenth of the experts, scattered, equally hot"},
     [HOT_RANK] = {"hot-rank", 3000, 0, "all experts of one rank, equally hot"},
     [SPREAD] = {"spread", 3000, 0, "the experts' heat of hot-rank, but on different ranks (the level is hot-rank's)"},
@@ -157,7 +158,8 @@ static void set_laws(int64_t *w, const Draw *a) {
         else w[E + e] = (place_at(a, 0, e) + turn) % E < hot;
     }
     normalise(w, E), normalise(w + E, E);
-    if (a->base == BURST && a->step % BURST_STEPS != (int64_t)(draw_at(a, 0, 0, 1) % BURST_STEPS)) memcpy(w + E, w, SIZE(E, sizeof *w));
+    if (a->base == BURST && a->step % BURST_STEPS != (int64_t)(draw_at(a, 0, 0, 1) % BURST_STEPS)) memcpy(w + E, w,
+                                                                                                          SIZE(E, sizeof *w));
 }
 
 static void spread_ranks(int64_t *w, const Draw *a) { // i-th hot expert of the rank to the i-th rank from there
