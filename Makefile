@@ -41,7 +41,7 @@ comma      := ,
 empty      :=
 
 programs = $(filter-out $(if $(filter-out cpu,$(BACKEND)),topoep/calibrate kernels/bench),$(tools))
-tools    = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c topoep/replay.c topoep/calibrate.c kernels/bench.c))
+tools    = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c topoep/replay.c topoep/calibrate.c moe/overlap.c kernels/bench.c))
 # what ranks on the host are made of, with every backend
 hosts    = $(wildcard kernels/*.c kernels/cpu/comm_mpi.c kernels/cpu/comm_threads.c topoep/*.c moe/*.c model/*.c data/*.c train/*.c)
 sources  = $(filter-out $(tools:%=%.c),$(hosts) $(if $(filter cpu,$(BACKEND)),$(wildcard kernels/cpu/*.c)))
