@@ -84,7 +84,7 @@ typedef struct BlockSeg {
 } BlockSeg;
 void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
                        const BlockSeg *send, const int *n_send, size_t block_bytes, size_t at, size_t bytes);
-void comm_blocks_poll(Comm *c);   // moves it on, where the transport needs a processor for that; between pieces of computation
+int comm_blocks_poll(Comm *c);    // moves it on; 1 while it needs to be called again, between pieces of computation, to move on
 void comm_blocks_finish(Comm *c); // blocks until it is complete here; a barrier of the node makes it so for the node
 uint64_t comm_bytes_sent(const Comm *c); // payload bytes that both kinds have sent in this group so far: what the wire saw
 #endif

@@ -19,11 +19,20 @@ void ffn_backward(Dev *d, real *dx, wide *dw, real *gu, real *h, real *dh, const
     dev_linear_dw(d, dw, gu, x, M, 2 * F, C);
 }
 
+// Where the next piece of groups ends: at `to`, or sooner where a transfer of copies must be moved on in between.
+static int piece_end(Moe *m, int from, int to) {
+    int step = (m->H + 3) / 4;
+    return m->N > 1 && comm_blocks_poll(m->ep) && to - from > step ? from + step : to;
+}
+
 // The routing weight multiplies h, before the down projection: the combine is then a plain sum, and the weight's gradient
 // is known where the expert is.
 void experts_up(Moe *m, Layer *l, int from, int to) {
     dev_stage(m->d, STAGE_EXPERTS);
-    dev_group_linear(m->d, l->gu, l->rows, l->gate_up + from, l->route.off + from, to - from, m->M, 2 * m->c.F, m->c.C);
+    for (int j = from, end; j < to; j = end) {
+        end = piece_end(m, j, to);
+        dev_group_linear(m->d, l->gu, l->rows, l->gate_up + j, l->route.off + j, end - j, m->M, 2 * m->c.F, m->c.C);
+    }
 }
 
 void experts_down(Moe *m, Layer *l) {
@@ -34,7 +43,10 @@ void experts_down(Moe *m, Layer *l) {
 
 void experts_down_bwd(Moe *m, Layer *l, int from, int to) {
     dev_stage(m->d, STAGE_EXPERTS);
-    dev_group_linear_dx(m->d, m->dh, m->dy_rows, l->down + from, l->route.off + from, to - from, m->M, m->c.C, m->c.F);
+    for (int j = from, end; j < to; j = end) {
+        end = piece_end(m, j, to);
+        dev_group_linear_dx(m->d, m->dh, m->dy_rows, l->down + j, l->route.off + j, end - j, m->M, m->c.C, m->c.F);
+    }
 }
 
 void experts_up_bwd(Moe *m, Layer *l) {

@@ -79,6 +79,7 @@ same "eplb, observed or not" "$(last eplb)" "$(last eplb2)"
 rm -rf "$(last eplb2)" # as if it had stopped after step 12
 ok "eplb resumed" "$bin/train" --resume "$tmp/eplb2" --virtual-ranks 4 --nodes 2
 same "eplb, stopped between or not" "$(last eplb)" "$(last eplb2)"
+ok "overlap" bash -c "'$bin/overlap' --virtual-ranks 4 --nodes 2 --rounds 2 --tokens 256 --skew 2 | grep -q '^overlap_permille = [0-9]'"
 ok "uniform" train uniform --steps 2 $quiet --virtual-ranks 2 --balance uniform
 ok "uniform says what it is" grep -qi "not a training method" "$tmp/uniform/log.jsonl"
 ok "trace is there" test -s "$tmp/observed/route.bin"

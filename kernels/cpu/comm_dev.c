@@ -186,7 +186,7 @@ void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int
     blocks_post(c, 1, (void *const *)from, send, *n_send, block_bytes, at, bytes);
 }
 
-void comm_blocks_poll(Comm *c) { c->t->poll(c, c->blocks.msg, c->blocks.n); }
+int comm_blocks_poll(Comm *c) { return c->t->poll(c, c->blocks.msg, c->blocks.n); }
 
 void comm_blocks_finish(Comm *c) {
     c->t->wait(c, c->blocks.msg, c->blocks.n);

@@ -76,8 +76,10 @@ static int mpi_test(Comm *c, Msg *m) {
     return 1;
 }
 
-static void mpi_poll(Comm *c, Msg *m, int n) {
-    for (int i = 0; i < n; i++) mpi_test(c, &m[i]);
+static int mpi_poll(Comm *c, Msg *m, int n) {
+    int left = 0;
+    for (int i = 0; i < n; i++) left |= !mpi_test(c, &m[i]);
+    return left;
 }
 
 // Where ranks share cores, one that looks without end keeps those that compute from theirs, yielding or not (half of a core with

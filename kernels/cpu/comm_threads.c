@@ -103,9 +103,10 @@ static int receive(Comm *c, Msg *m) {
     return 1;
 }
 
-static void threads_poll(Comm *c, Msg *m, int n) {
+static int threads_poll(Comm *c, Msg *m, int n) {
     for (int i = 0; i < n; i++)
         if (!m[i].send && !atomic_load(&m[i].done)) receive(c, &m[i]);
+    return 0; // a receiver copies when it waits, there is nothing to move on
 }
 
 // Sleeps until there may be news of m, at most a second.
