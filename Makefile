@@ -58,7 +58,7 @@ help:
 	@echo "make demo       set up, build, train on four ranks for about 3 minutes, sample"
 	@echo "make test       set up, build, run every test"
 	@echo "make asan       the same tests under the address and undefined-behaviour sanitizers"
-	@echo "make bench      the ops against this machine's own ceilings"
+	@echo "make bench      ops and whole training steps against this machine's own ceilings (4 minutes)"
 	@echo "make info       what was probed, how, and what was found"
 	@echo "make BACKEND=cuda  build/cuda/train for NVIDIA GPUs, in bf16"
 	@echo "make test-emu   the CUDA backend's tests on the CPU"
@@ -140,8 +140,12 @@ test-emu: deps
 asan: deps
 	@tests/run.sh --asan
 bench:
-	@$(MAKE) --no-print-directory -j2 $(BUILD)/bench
+	@$(MAKE) --no-print-directory -j2 all
 	@$(BUILD)/bench
+	@echo
+	@scripts/bench_steps --no-torch --rounds 1 --train $(BUILD)/train --bench $(BUILD)/bench --json $(BUILD)/bench_steps.json \
+	    --only gpt2-T64,gpt2-T256,tiny,fine,small,tiny-1x1,tiny-2x1,tiny-4x1
+	@echo "all figures: $(BUILD)/bench_steps.json"
 clean:
 	rm -rf build build-*
 

@@ -1,5 +1,6 @@
-// build/bench: the ops a step is made of, against ceilings measured in the same run. `--json` for machines.
-//   build/bench [--threads N] [--json] [--seconds S per op]
+// build/bench: the ops a step is made of, against ceilings measured in the same run. `--json` for machines,
+// `--ceilings` for nothing but those, as JSON. Whole steps: scripts/bench_steps; `make bench` runs both.
+//   build/bench [--threads N] [--json] [--ceilings] [--seconds S per op]
 #include "kernels/check.h"
 #include "kernels/device.h"
 #include "kernels/flags.h"
@@ -130,10 +131,11 @@ static void streams(Bench *b, int M, int C, int V) {
 int main(int argc, char **argv) {
     start_threads(argv);
     int64_t threads = 0;
-    int json = 0;
+    int json = 0, ceilings = 0;
     double seconds = 0.3;
     Flag flags[] = {{"threads", FLAG_INT, &threads, 0, 1024, NULL, "threads; 0 = all cores", 0},
                     {"json", FLAG_BOOL, &json, 0, 0, NULL, "JSON instead of a table", 0},
+                    {"ceilings", FLAG_BOOL, &ceilings, 0, 0, NULL, "only the ceilings, as JSON", 0},
                     {"seconds", FLAG_DOUBLE, &seconds, 0, 60, NULL, "time for each op (s)", 0},
                     {0}};
     flags_parse(flags, "bench", "times each op of a step against ceilings (multiply-adds, a copy) measured in the same run", argc, argv);
@@ -143,6 +145,12 @@ int main(int argc, char **argv) {
     char *from = dev_alloc(b.d, big, "bench"), *to = dev_alloc(b.d, big, "bench");
     dev_fill(b.d, (real *)from, big / sizeof(real), 1);
     b.peak_gbs = 2.0 * big / BEST(&b, dev_copy(b.d, to, from, big)) * 1e-9;
+    if (ceilings) {
+        if (isnan(b.peak_gflops)) printf("{\"gflops\": null, \"copy_gbs\": %.2f}\n", b.peak_gbs);
+        else printf("{\"gflops\": %.1f, \"copy_gbs\": %.2f}\n", b.peak_gflops, b.peak_gbs);
+        dev_free(b.d);
+        return 0;
+    }
     if (json) printf("{\"device\":\"%s\",\"peak_gflops\":%.1f,\"copy_gbs\":%.1f,\"ops\":[\n  ", dev_name(b.d), b.peak_gflops, b.peak_gbs);
     else {
         printf("%s. Ceilings measured now: %.0f GFLOP/s of fused multiply-adds, %.1f GB/s of a 256 MiB copy (read + written).\n\n",
