@@ -96,6 +96,18 @@ static void options(void **state) {
     assert_int_equal(options_model(other).C, 96);
     assert_int_equal(options_model(other).bias, 1);
     json_decref(j), json_decref(k);
+    // the balancer's switches are settings of the run
+    Options *switched = parse(8, "--balance", "eplb", "--no-slicing", "--no-dedup", "--plan-effort", "low", "--target", "balance");
+    j = options_json(switched);
+    free(text);
+    text = json_dumps(j, 0);
+    file_write(path, text, strlen(text));
+    Options *kept = parse(4, "--config", path, "--balance", "uniform");
+    PlanOptions plan = options_plan(kept), want = options_plan(switched);
+    assert_true(plan.policy == POLICY_NONE && want.policy == POLICY_EPLB && kept->dedup == 0 && strcmp(options_balance(kept), "uniform") == 0);
+    assert_true(plan.without == PLAN_NO_SLICING && plan.target == TARGET_BALANCE && plan.effort == EFFORT_LOW && want.without == plan.without);
+    json_decref(j);
+    free_options(switched), free_options(kept);
     free_options(o), free_options(again), free_options(other);
     free(path), free(text);
     temp_remove(dir);
