@@ -9,7 +9,7 @@ typedef struct Planner {
     Cost cost;
     int *quota, *slot;   // host: the last plan (E,R), (R,S)
     PlanInfo info;
-    double plan_us;      // what it took, on one core
+    double plan_us;      // CPU time that it took
     Plan plan;           // device
     int *D;              // device (R,E)
     int64_t *history;    // device (E), eplb's
