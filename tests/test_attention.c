@@ -93,7 +93,8 @@ static Case case_make(Lab *l, const int *dim, double range, int documents) {
         for (size_t t = 0; t < BT; t++)
             if (t % T) c.first[t] = draw[t] ? c.first[t - 1] : (int)(t % T);
     }
-    c.ref = (RefAttn){.B = B, .Tq = T, .Tk = T, .NH = NH, .NKV = NKV, .HS = HS, .q = c.q, .k = c.k, .v = c.v, .first = c.first,
+    c.ref = (RefAttn){.B = B, .Tq = T, .Tk = T, .NH = NH, .NKV = NKV, .HS = HS, .store = REAL_STORE,
+                      .q = c.q, .k = c.k, .v = c.v, .first = c.first,
                       .dout = c.dout, .o = lab_zeros(l, c.nq), .o_size = lab_zeros(l, c.nq), .lse = lab_zeros(l, c.n_lse),
                       .lse_size = lab_zeros(l, c.n_lse), .dq = lab_zeros(l, c.nq), .dk = lab_zeros(l, c.nk),
                       .dv = lab_zeros(l, c.nk),
@@ -339,7 +340,8 @@ static Rope rope_make(Lab *l, const int *dim, int norm, int pos0) {
     r.qkv = lab_random(l, r.n_qkv, -2, 2);
     r.dqk = lab_random(l, r.n_qk, -1, 1);
     if (norm) r.wq = lab_random(l, HS, -1, 2), r.wk = lab_random(l, HS, -1, 2);
-    r.ref = (RefRope){.B = B, .T = T, .pos0 = pos0, .NH = NH, .NKV = NKV, .HS = HS, .theta = 10000, .eps = (real)1e-6, .qkv = r.qkv,
+    r.ref = (RefRope){.B = B, .T = T, .pos0 = pos0, .NH = NH, .NKV = NKV, .HS = HS, .theta = 10000, .eps = (wide)1e-6,
+                      .store = REAL_STORE, .qkv = r.qkv,
                       .wq = r.wq, .wk = r.wk, .qk = lab_zeros(l, r.n_qk), .rstd = lab_zeros(l, r.n_rstd)};
     return r;
 }
@@ -364,7 +366,7 @@ static void rope_with(Lab *l, const Ops *f, const int *dim, int norm, int pos0) 
     for (size_t i = 0; i < r.n_rstd; i++) bound_r[i] = REAL_EPS * (HS + 4) * r.ref.rstd[i];
     for (size_t i = 0; i < r.n_qk; i++) { // a rotation keeps the pair's length
         const size_t pair = i % HS < (size_t)HS / 2 ? i + HS / 2 : i - HS / 2;
-        bound[i] = REAL_EPS * (HS + 8) * 1.5 * hypot(r.ref.qk[i], r.ref.qk[pair]);
+        bound[i] = REAL_EPS * ((HS + 8) * 1.5 * hypot(r.ref.qk[i], r.ref.qk[pair]) + REAL_STORE * fabs(r.ref.qk[i]));
     }
     lab_close_to("qk", lab_get(l, qk, r.n_qk), r.ref.qk, bound, r.n_qk);
     lab_close_to("rstd", lab_get_wide(l, rstd, r.n_rstd), r.ref.rstd, bound_r, r.n_rstd);

@@ -69,7 +69,7 @@ double *lab_zeros(Lab *l, size_t n) { return take(l, n * sizeof(double)); }
 
 double *lab_random(Lab *l, size_t n, double lo, double hi) {
     double *x = lab_zeros(l, n);
-    for (size_t i = 0; i < n; i++) x[i] = (real)(lo + (hi - lo) * (double)(draw(l) >> 11) * 0x1p-53);
+    for (size_t i = 0; i < n; i++) x[i] = real_value(real_of(lo + (hi - lo) * (double)(draw(l) >> 11) * 0x1p-53));
     return x;
 }
 
@@ -94,7 +94,7 @@ void *lab_bytes(Lab *l, const void *x, size_t bytes) {
 
 real *lab_real(Lab *l, const double *x, size_t n) {
     real *r = take(l, n * sizeof(real));
-    for (size_t i = 0; x && i < n; i++) r[i] = (real)x[i];
+    for (size_t i = 0; x && i < n; i++) r[i] = real_of(x[i]);
     return lab_bytes(l, x ? r : NULL, n * sizeof(real));
 }
 
@@ -116,7 +116,7 @@ void *lab_get_bytes(Lab *l, const void *x, size_t bytes) {
 double *lab_get(Lab *l, const real *x, size_t n) {
     const real *r = lab_get_bytes(l, x, n * sizeof(real));
     double *y = lab_zeros(l, n);
-    for (size_t i = 0; i < n; i++) y[i] = r[i];
+    for (size_t i = 0; i < n; i++) y[i] = real_value(r[i]);
     return y;
 }
 

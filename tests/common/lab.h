@@ -13,6 +13,11 @@
 #define REAL_EPS (double)FLT_EPSILON
 #define REAL_TINY 1e-36
 #endif
+#ifdef REAL_BF16 // arithmetic is fp32's; a number kept in `real` is rounded to 8 bits: 2^15 roundings, and a little
+#define REAL_STORE 33000.0
+#else
+#define REAL_STORE 0.0
+#endif
 #define FD_ERR 1e-10 // relative error that lab_slope may have of its own
 
 // How a program ends that reads back what an op left after it found a plan's fault on the device. Emulated, the kernel's stop is

@@ -47,7 +47,7 @@ static void forward_row(const RefAttn *a, int b, int h, int i, Row *r) {
             all += fabs(x);
         }
         a->o[(r->token * a->NH + h) * hs + d] = sum;
-        a->o_size[(r->token * a->NH + h) * hs + d] = (r->p_err + chain) * all;
+        a->o_size[(r->token * a->NH + h) * hs + d] = (r->p_err + chain + a->store) * all + a->store * fabs(sum);
     }
 }
 
@@ -73,10 +73,10 @@ static void backward_row(const RefAttn *a, int b, const Row *r) {
         double dp = 0, dp_err = 0;
         for (int d = 0; d < hs; d++) dp += g[d] * a->v[kv + d], dp_err += (hs + 2) * fabs(g[d] * a->v[kv + d]);
         const double p = r->p[s], ds = p * (dp - mean);
-        const double ds_err = fabs(ds) * (r->p_err + chain + 3) + p * (dp_err + mean_err);
+        const double ds_err = fabs(ds) * (r->p_err + chain + 3 + a->store) + p * (dp_err + mean_err);
         for (int d = 0; d < hs; d++) {
             a->dv[kv + d] += p * g[d];
-            a->dv_size[kv + d] += p * fabs(g[d]) * (r->p_err + chain);
+            a->dv_size[kv + d] += p * fabs(g[d]) * (r->p_err + chain + a->store);
             a->dq[at + d] += ds * scale * a->k[kv + d];
             a->dq_size[at + d] += ds_err * scale * fabs(a->k[kv + d]);
             a->dk[kv + d] += ds * scale * q[d];
@@ -97,6 +97,8 @@ void ref_attention_bwd(const RefAttn *a) {
                 forward_row(a, b, h, i, &r);
                 backward_row(a, b, &r);
             }
+    for (size_t i = 0; i < nq; i++) a->dq_size[i] += a->store * fabs(a->dq[i]);
+    for (size_t i = 0; i < nk; i++) a->dk_size[i] += a->store * fabs(a->dk[i]), a->dv_size[i] += a->store * fabs(a->dv[i]);
     free(p);
 }
 
@@ -142,7 +144,8 @@ void ref_rope_bwd(const RefRope *r, const double *dqk, double *dx, double *dx_si
             for (int j = 0; j < hs; j++) {
                 const size_t at = (t * heads + h) * hs + j;
                 dx[at] = w ? rstd * (g[j] * w[j] - x[j] * rstd * mean) : g[j];
-                dx_size[at] = (hs + 12) * (w ? rstd * (g_size[j] * fabs(w[j]) + fabs(x[j]) * rstd * mean_size) : g_size[j]);
+                dx_size[at] = (hs + 12) * (w ? rstd * (g_size[j] * fabs(w[j]) + fabs(x[j]) * rstd * mean_size) : g_size[j]) +
+                              r->store * fabs(dx[at]);
             }
         }
     const double chain = (double)r->B * r->T * r->NH / 64 + 64 + hs;

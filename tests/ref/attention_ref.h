@@ -1,10 +1,11 @@
 // Naive oracles of attention and of QK-norm with RoPE, in double: whole rows of probabilities, one query at a time.
-// Beside each result stands its size in roundings: |result - exact| <= REAL_EPS * size for arithmetic in `real`,
-// summed in any blocked order.
+// Beside each result stands its size in roundings: |result - exact| <= REAL_EPS * size, for sums in any blocked order, where
+// results, probabilities and their gradients are kept in numbers that cost `store` roundings each.
 #ifndef MOE_TESTS_ATTENTION_REF_H
 #define MOE_TESTS_ATTENTION_REF_H
 typedef struct RefAttn {
     int B, Tq, Tk, NH, NKV, HS;
+    double store;
     const double *q;           // (B,Tq,NH,HS)
     const double *k, *v;       // (B,Tk,NKV,HS)
     const int *first;          // (B,Tq) or NULL
@@ -18,7 +19,7 @@ void ref_attention_bwd(const RefAttn *a);
 
 typedef struct RefRope {
     int B, T, pos0, NH, NKV, HS;
-    double theta, eps;
+    double theta, eps, store;
     const double *qkv;         // (B,T,(NH+2NKV),HS)
     const double *wq, *wk;     // (HS), both NULL = no norm
     double *qk;                // (B,T,NH+NKV,HS) overwritten
