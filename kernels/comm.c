@@ -46,15 +46,15 @@ void msgs_wait(Comm *c) {
 void msg_check(const Comm *c, Msg *m, int tag, size_t bytes) {
     int fits = m->bounded ? bytes <= m->bytes : bytes == m->bytes;
     CHECK_COMM(tag == m->tag && fits, "rank %d sent %zu bytes, of %d messages in its call %d, where rank %d expects %s%zu bytes, of "
-               "%d in its call %d (numbers cut to %d and %d): the ranks disagree on what they exchange", m->peer, bytes, tag / TAG_CALLS,
-               tag % TAG_CALLS, c->info.rank, m->bounded ? "at most " : "", m->bytes, m->tag / TAG_CALLS, m->tag % TAG_CALLS,
+               "%d in its call %d (numbers cut to %d and %d): the ranks disagree on what they exchange", m->peer, bytes,
+               tag / TAG_CALLS, tag % TAG_CALLS, c->info.rank, m->bounded ? "at most " : "", m->bytes, m->tag / TAG_CALLS, m->tag % TAG_CALLS,
                TAG_COUNTS, TAG_CALLS);
     m->bytes = bytes;
 }
 
 void msg_late(const Comm *c, const Msg *m) {
-    die(STATUS_COMM, __FILE__, __LINE__, "rank %d has waited %g s for rank %d to %s %zu bytes in call %d (hint: is that rank stopped, or "
-        "the machine swapping? MOE_PATIENCE=SECONDS waits longer)", c->info.rank, c->patience_s, m->peer, m->send ? "take" : "send",
+    die(STATUS_COMM, __FILE__, __LINE__, "rank %d has waited %g s for rank %d to %s %zu bytes in call %d (hint: is that rank stopped, "
+        "or the machine swapping? MOE_PATIENCE=SECONDS waits longer)", c->info.rank, c->patience_s, m->peer, m->send ? "take" : "send",
         m->bytes, m->tag % TAG_CALLS);
 }
 

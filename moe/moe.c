@@ -29,8 +29,8 @@ static void check(const MoeConfig *c, int R, int N) {
                 "(hint: --no-renorm, or --topk 2)");
     CHECK_USAGE(max_rows(c, R) * (c->K + 1) < INT_MAX / 2,
                 "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)", (long long)max_rows(c, R));
-    CHECK_USAGE((int64_t)N * c->max_BT * c->K * 2 < INT_MAX, "%d nodes and %d tokens with %d experts each: more pairs that may cross than an "
-                "int counts (hint: a smaller --micro-batch)", N, c->max_BT, c->K);
+    CHECK_USAGE((int64_t)N * c->max_BT * c->K * 2 < INT_MAX, "%d nodes and %d tokens with %d experts each: more pairs that may cross "
+                "than an int counts (hint: a smaller --micro-batch)", N, c->max_BT, c->K);
 }
 
 static void *upload(Dev *d, const void *host, size_t bytes, const char *what) {
@@ -126,7 +126,8 @@ size_t moe_window_bytes(MoeConfig c, int R, int N) {
     RouteShape s = shape_of(&c, R, N);
     size_t crossings = SIZE(N, route_room(s)), Q = (size_t)route_pairs(s);
     if (c.S && c.training) bytes += SIZE(c.E / R, N - 1) * unit * sizeof(wide);
-    return bytes + crossings * (2 * c.C * sizeof(real) + 2 * Q * sizeof(wide) + slices * 2 * Q * sizeof(int)); // slices: 1 too many
+    size_t metas = c.training ? c.layers + 1 : 2; // what came is kept for the backward; what goes out is not
+    return bytes + crossings * (2 * c.C * sizeof(real) + 2 * Q * sizeof(wide) + metas * 2 * Q * sizeof(int));
 }
 
 // A row of the receive buffers: in windows, and in all of the rank's memory

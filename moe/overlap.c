@@ -1,8 +1,8 @@
 // build/overlap: how much of the copies' time passes behind computation: the overlap_permille of a rates file.
 //   mpirun -n 4 build/overlap --nodes 2 --width 256 --expert-width 512      or under scripts/testbed run
 //
-// One MoE layer, forward and backward, with one plan, in three forms that take turns: with its copies, without them (the slots keep what
-// they hold: the same time, another result), and the copies alone. What is hidden: (without + alone - with) / alone,
+// One MoE layer, forward and backward, with one plan, in three forms that take turns: with its copies, without them (the slots
+// keep what they hold: the same time, another result), and the copies alone. What is hidden: (without + alone - with) / alone,
 // each the best of its rounds, as another program's moment is not the machine's.
 #include "kernels/check.h"
 #include "kernels/files.h"
@@ -68,8 +68,8 @@ static void make(Bench *b) {
     size_t unit = EXPERT_SIZE(F, C);
     CostModel model = {.C = C, .F = F, .K = K, .E = E, .N = i->N, .G = i->G, .slots = (int)o->slots, .token_bytes = sizeof(real),
                        .weight_bytes = sizeof(real), .grad_bytes = sizeof(wide), .dedup = DEDUP_ON, .one_port = !o->slicing};
-    MoeConfig c = {.C = C, .E = E, .K = K, .F = F, .renorm = 1, .routed_scale = 1, .layers = 1, .max_BT = b->BT, .micros = 1, .training = 1,
-                   .dedup = 1, .cost = cost_load(o->cluster, model),
+    MoeConfig c = {.C = C, .E = E, .K = K, .F = F, .renorm = 1, .routed_scale = 1, .layers = 1, .max_BT = b->BT, .micros = 1,
+                   .training = 1, .dedup = 1, .cost = cost_load(o->cluster, model),
                    .plan = {.policy = POLICY_TOPOEP, .block = 1, .without = o->slicing ? 0 : PLAN_NO_SLICING}};
     c.S = c.cost.S;
     real *router = noise(b->d, SIZE(E, C), 1, 1 / sqrt(C));
@@ -148,11 +148,11 @@ static void body(Comm *world, void *arg) {
     }
     double hidden = (best[1] + best[2] - best[0]) / best[2];
     if (b.info->rank == 0) {
-        printf("# %d ranks on %d node%s, %s; width %d, %d experts of width %d, %d per token, %d tokens per rank; costs: %s\n", b.info->size,
-               b.info->N, b.info->N == 1 ? "" : "s", b.info->name, (int)o->width, (int)o->experts, (int)o->expert_width, (int)o->topk, b.BT,
-               o->cluster ? o->cluster : "built-in");
-        printf("# %lld copies, %lld of them between nodes; fullest rank %.2f x the mean, %.2f x without the plan\n", (long long)b.plan.copies,
-               (long long)b.plan.inter_copies, (double)b.plan.max_load * b.info->size / (double)b.plan.total,
+        printf("# %d ranks on %d node%s, %s; width %d, %d experts of width %d, %d per token, %d tokens per rank; costs: %s\n",
+               b.info->size, b.info->N, b.info->N == 1 ? "" : "s", b.info->name, (int)o->width, (int)o->experts, (int)o->expert_width,
+               (int)o->topk, b.BT, o->cluster ? o->cluster : "built-in");
+        printf("# %lld copies, %lld of them between nodes; fullest rank %.2f x the mean, %.2f x without the plan\n",
+               (long long)b.plan.copies, (long long)b.plan.inter_copies, (double)b.plan.max_load * b.info->size / (double)b.plan.total,
                (double)b.plan.max_load_before * b.info->size / (double)b.plan.total);
         for (int form = 0; form < FORMS; form++)
             printf("# %-12s %.3f ms, best of %d in turn (median %.3f)\n", form_names[form], best[form], n, ms[form * n + n / 2]);
@@ -165,7 +165,8 @@ static void body(Comm *world, void *arg) {
 }
 
 int main(int argc, char **argv) {
-    Settings o = {.width = 128, .expert_width = 192, .experts = 8, .topk = 2, .tokens = 1024, .slots = -1, .rounds = 21, .skew = 1.2, .slicing = 1};
+    Settings o = {.width = 128, .expert_width = 192, .experts = 8, .topk = 2, .tokens = 1024, .slots = -1, .rounds = 21, .skew = 1.2,
+                  .slicing = 1};
     Flag flags[] = {{"", FLAG_INT, NULL, 0, 0, NULL, "the layer", 0},
                     {"width", FLAG_INT, &o.width, 1, 1 << 20, NULL, "hidden width C", 0},
                     {"expert-width", FLAG_INT, &o.expert_width, 1, 1 << 20, NULL, "hidden width of an expert", 0},

@@ -111,7 +111,8 @@ static void big(Comm *c, void *arg) {
         if (comm_bytes_sent(c) != (rank ? 0 : bytes << twice)) atomic_fetch_add(failures, 1);
         if (twice) break;
         BlockSeg seg = {1 - rank, rank, 1}; // the second block of the window
-        comm_blocks_start(c, (void **)to, &seg, rank ? &one : &none, (const void *const *)from, &seg, rank ? &none : &one, bytes, 0, bytes);
+        comm_blocks_start(c, (void **)to, &seg, rank ? &one : &none, (const void *const *)from, &seg, rank ? &none : &one, bytes, 0,
+                          bytes);
         comm_blocks_finish(c);
         block += bytes;
     }
@@ -155,7 +156,8 @@ static void faulty(Comm *c, void *p) {
         comm_rows(c, &rows, 1, n_recv, n_send, 0, 4);
         break;
     case 9: // a block more is expected than was sent: told by the one that came
-        comm_blocks_start(c, other, (BlockSeg[]){seg, seg}, i->rank ? &f->arg : &none, (const void *const *)window, &seg, i->rank ? &none : &one, 8, 0, 8);
+        comm_blocks_start(c, other, (BlockSeg[]){seg, seg}, i->rank ? &f->arg : &none, (const void *const *)window, &seg,
+                          i->rank ? &none : &one, 8, 0, 8);
         comm_blocks_finish(c);
         break;
     case 10: // none was sent and one is expected: told by the next call's message

@@ -249,14 +249,14 @@ static void check_list(const Setup *list, size_t n, AuxScope scope, int optimize
         Result got = run_setup(s, model, scope, optimizer);
         double worst = compare(&want, &got, params);
         if (!(worst <= BOUND))
-            fail_msg("%d ranks, ep %d, %d nodes, %d microbatches, %s, %d slots, dedup %d, without %x: differs by %g, bound %g", s.ranks, s.ep,
-                     s.nodes, s.micros, policy_names[s.policy], s.slots, !s.pairs, s.how.without, worst, BOUND);
+            fail_msg("%d ranks, ep %d, %d nodes, %d microbatches, %s, %d slots, dedup %d, without %x: differs by %g, bound %g", s.ranks,
+                     s.ep, s.nodes, s.micros, policy_names[s.policy], s.slots, !s.pairs, s.how.without, worst, BOUND);
         if (s.nodes > 1 && s.ranks == s.ep && got.wire != got.planned)
             fail_msg("%d ranks, %d nodes: %lld bytes went between nodes, the plans said %lld", s.ranks, s.nodes, (long long)got.wire,
                      (long long)got.planned);
         if (s.pairs ? got.crossings != got.pairs : got.crossings > got.pairs || (got.pairs && got.crossings == got.pairs))
-            fail_msg("%d ranks, %d nodes, dedup %d: %lld rows crossed for %lld pairs", s.ranks, s.nodes, !s.pairs, (long long)got.crossings,
-                     (long long)got.pairs);
+            fail_msg("%d ranks, %d nodes, dedup %d: %lld rows crossed for %lld pairs", s.ranks, s.nodes, !s.pairs,
+                     (long long)got.crossings, (long long)got.pairs);
         copies += got.copies;
         free_result(&got);
     }

@@ -231,9 +231,9 @@ static int64_t bytes_between_nodes(const World *w, int dedup) {
 // What the wire saw is what the statistics say, and where no copies disturb, what the oracle says.
 static void check_bytes(Job *job, Comm *world, const MoeStats *s, const PlanInfo *plan) {
     const Case *c = job->w->c;
-    int64_t wire = (int64_t)comm_bytes_sent(world), copies = plan->inter_copies * 3 * F * C * (int64_t)(2 * sizeof(real) + sizeof(wide));
+    int64_t wire = (int64_t)comm_bytes_sent(world), expert = 3 * F * C * (int64_t)(2 * sizeof(real) + sizeof(wide));
     comm_sum_int64(world, &wire, 1);
-    if (wire != s->bytes_inter + copies) report(job, INFINITY);
+    if (wire != s->bytes_inter + plan->inter_copies * expert) report(job, INFINITY);
     if (c->policy == POLICY_NONE && wire != bytes_between_nodes(job->w, job->dedup)) report(job, INFINITY);
 }
 
@@ -257,7 +257,8 @@ static void body(Comm *world, void *arg) {
                         .capacity = c->capacity, .layers = 1, .max_BT = MAX_T, .micros = 1, .training = 1, .scope = AUX_SEQ, .S = c->S,
                         .cost = {.N = info->N, .G = info->G, .S = c->S, .pair_compute_ps = 1000000, .pair_inter_ps = 300000, .pair_intra_ps = 100000,
                                  .copy_inter_ps = 100, .copy_intra_ps = 10},
-                        .plan = {.policy = c->policy, .block = 1, .without = job->slicing ? 0 : PLAN_NO_SLICING}, .dedup = job->dedup, .even = c->even};
+                        .plan = {.policy = c->policy, .block = 1, .without = job->slicing ? 0 : PLAN_NO_SLICING},
+                        .dedup = job->dedup, .even = c->even};
     Moe *m = moe_init(d, world, world, config, &p);
     comm_barrier(world);
     real *x = dev_alloc(d, SIZE(MAX_T, C, sizeof(real)), "t"), *y = dev_alloc(d, SIZE(MAX_T, C, sizeof(real)), "t");

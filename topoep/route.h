@@ -31,14 +31,14 @@ typedef struct Route {
     int *off;               // (J+1) first row of each group; off[J] rows in all
     // Own pairs. On this node: row `row` of rank peer. On another one: row -1, peer R. Dropped: row -1, peer 0.
     int *peer, *row;        // (BT,K)
-    int *wrow;              // (BT,K) row of the pair's weight: the same; of entry R, the weights that cross, crossing*Q + q; -1 dropped
-    int *cross;             // (BT,X) crossing of the token (dedup: to node x), a row of the staging buffers: node*room + i; -1 = none
-    int *meta;              // (N*room, 2Q) window, the caller's: of each crossing the ranks of its pairs, then their rows (-1: no pair)
+    int *wrow;              // (BT,K) row of the pair's weight: the same; with peer R, crossing*Q + q of the weights that cross; -1 dropped
+    int *cross;             // (BT,X) crossing of the token (dedup: to node x): row node*room + i of the staging buffers; -1 none
+    int *meta;              // (N*room, 2Q) window, the caller's: of each crossing its pairs' ranks, then their rows (-1: no pair)
     int *n_out;             // (N) crossings to each node; tokens ascending
     int *in, *n_in;         // (N*room, 2Q) window, the caller's, (N): the meta that came, and how many; comm_rows fills them
     int64_t *traffic;       // (2) the caller's: crossings sent; of their pairs, those that are passed on to another rank
-    // Copies. Weights go from home to the entry rank (lowest holder) of every other node, then inside the nodes. Any rank may carry:
-    // it reads and writes the windows of its node.
+    // Copies. Weights go from home to the entry rank (lowest holder) of every other node, then inside the nodes. Any rank may
+    // carry: it reads and writes the windows of its node.
     BlockSeg *w_send, *w_recv; // home experts of this node's ranks to send (H*G*(N-1)); slots of this node's ranks to fill (S*G)
     int *n_w_send, *n_w_recv;
     BlockCopy *pull;        // (S) slot dst from table entry peer: rank peer's home experts, or R + peer: its slots
@@ -48,7 +48,8 @@ typedef struct Route {
     BlockCopy *node_add;    // (S*G) entry slot dst += slot src of rank peer
     int *n_node_add;
     BlockSeg *g_recv;       // as many as w_send: home's staging blocks h*(N-1) + (other nodes ascending)
-    BlockCopy *home_add;    // (H*R) home expert dst += slot src of rank peer (own node, ranks ascending), or peer = R: staging block src (nodes ascending)
+    BlockCopy *home_add;    // (H*R) home expert dst += slot src of rank peer (own node, ranks ascending), or, with peer R, += staging
+                            // block src (nodes ascending)
     int *n_home_add;
 } Route;
 

@@ -109,12 +109,13 @@ static int rows_messages(const Rows *a, int room) { return msgs_count(SIZE(room,
 
 static void rows_post(Comm *c, int send, const Rows *a, int n, const int *n_send, int room, int tag) {
     const CommInfo *i = &c->info;
-    size_t block = SIZE(room, (int64_t)a->row_bytes), bytes = send ? SIZE(n_send[n], (int64_t)a->row_bytes) : block, skip = block * (size_t)n;
+    size_t block = SIZE(room, (int64_t)a->row_bytes), bytes = send ? SIZE(n_send[n], (int64_t)a->row_bytes) : block;
+    size_t skip = block * (size_t)n;
     char *base = send ? (char *)a->from + skip : (char *)a->to + skip;
     for (int k = 0; k < rows_messages(a, room); k++) {
         size_t at = (size_t)k * MSG_MAX, left = at < bytes ? bytes - at : 0;
-        Msg m = {.ptr = base + at, .bytes = left < MSG_MAX ? left : MSG_MAX, .peer = n * i->G + i->rank % i->G, .send = send, .tag = tag,
-                 .bounded = !send};
+        Msg m = {.ptr = base + at, .bytes = left < MSG_MAX ? left : MSG_MAX, .peer = n * i->G + i->rank % i->G, .send = send,
+                 .tag = tag, .bounded = !send};
         msg_post(c, &c->call, m);
         if (send) c->bytes_sent += m.bytes;
     }
@@ -126,8 +127,8 @@ static void rows_count(const Comm *c, const Rows *a, const Msg *m, int k, int *n
     for (int j = 0; j < k; j++) bytes += m[j].bytes;
     CHECK_COMM(bytes % a->row_bytes == 0, "rank %d sent %zu bytes, no whole number of rows of %zu", m->peer, bytes, a->row_bytes);
     int rows = (int)(bytes / a->row_bytes);
-    CHECK_COMM(!known || rows == *n_recv, "rank %d sent %d rows where rank %d expects %d: the ranks disagree on what they exchange", m->peer,
-               rows, c->info.rank, *n_recv);
+    CHECK_COMM(!known || rows == *n_recv, "rank %d sent %d rows where rank %d expects %d: the ranks disagree on what they exchange",
+               m->peer, rows, c->info.rank, *n_recv);
     *n_recv = rows;
 }
 
@@ -157,7 +158,8 @@ void comm_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int
 
 // ---- blocks ----------------------------------------------------------------------------------------------------------
 // Posts a list; `window` of a rank, `block_bytes` long blocks. per_node holds how many messages each node has in it.
-static void blocks_post(Comm *c, int send, void *const *window, const BlockSeg *s, int n, size_t block_bytes, size_t at, size_t bytes) {
+static void blocks_post(Comm *c, int send, void *const *window, const BlockSeg *s, int n, size_t block_bytes, size_t at,
+                        size_t bytes) {
     const CommInfo *i = &c->info;
     memset(c->per_node, 0, SIZE(i->N, sizeof *c->per_node));
     for (int k = 0; k < n; k++) {

@@ -36,7 +36,7 @@ typedef struct Transport {
     void (*release)(void *group, int rank);                      // collective
     void (*post)(Comm *c, Msg *m);                               // m stays where it is until wait returns
     void (*wait)(Comm *c, Msg *m, int n);                        // until all n are complete, at most c->patience_s
-    int (*poll)(Comm *c, Msg *m, int n);                         // completes what can be without waiting; 1: only polls move the rest on
+    int (*poll)(Comm *c, Msg *m, int n);                         // completes what can be at once; 1: only polls move the rest on
     void *(*window_make)(Comm *c, Handle *h, size_t bytes, const char *what); // own memory, zeroed
     void *(*window_map)(Comm *c, const Handle *h, size_t bytes, const char *what); // a node peer's
     void (*window_shared)(Comm *c, const Handle *h);             // all peers have mapped it

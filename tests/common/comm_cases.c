@@ -224,7 +224,8 @@ static void check_rows(Comm *c, const unsigned char *to, size_t row_bytes, const
             int from = n * i->G + i->rank % i->G;
             if (n == i->node || r >= n_recv[n]) memset(expected, TAIL, row_bytes);
             else payload(expected, row_bytes, from, i->node * ROOM + r);
-            EXPECT(memcmp(to + (size_t)(n * ROOM + r) * row_bytes, expected, row_bytes) == 0, "rows, call %d: row %d of block %d", k, r, n);
+            const unsigned char *got = to + (size_t)(n * ROOM + r) * row_bytes;
+            EXPECT(memcmp(got, expected, row_bytes) == 0, "rows, call %d: row %d of block %d", k, r, n);
         }
     free(expected);
 }
@@ -248,8 +249,8 @@ static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
     comm_rows(c, arrays, n_arrays, n_recv, n_send, 0, ROOM);
     for (int known = 0; known < 2; known++) { // again, when the numbers are known
         for (int n = 0; n < i->N; n++)
-            EXPECT(n_recv[n] == (n == i->node ? 0 : n_rows(k, n * i->G + i->rank % i->G, i->node)), "rows, call %d: %d from node %d", k,
-                   n_recv[n], n);
+            EXPECT(n_recv[n] == (n == i->node ? 0 : n_rows(k, n * i->G + i->rank % i->G, i->node)), "rows, call %d: %d from node %d",
+                   k, n_recv[n], n);
         for (int a = 0; a < n_arrays; a++) check_rows(c, arrays[a].to, row[a], n_recv, k);
         if (known) break;
         for (int a = 0; a < n_arrays; a++) memset(arrays[a].to, TAIL, SIZE(i->N, ROOM, (int64_t)row[a]));
@@ -257,7 +258,8 @@ static void rows_call(Comm *c, int k, size_t row_bytes, uint64_t *sent) {
         for (int n = 0; n < i->N; n++)
             for (int a = 0; a < n_arrays && n != i->node; a++) *sent += (uint64_t)n_send[n] * row[a];
     }
-    EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent, (unsigned long long)comm_bytes_sent(c));
+    EXPECT(comm_bytes_sent(c) == *sent, "%llu bytes sent, counted %llu", (unsigned long long)*sent,
+           (unsigned long long)comm_bytes_sent(c));
     for (int a = 0; a < n_arrays; a++) free(arrays[a].to), free((void *)arrays[a].from);
     free(n_send), free(n_recv);
 }
@@ -271,7 +273,7 @@ static void case_rows(Comm *c) {
 // ---- blocks ----------------------------------------------------------------------------------------------------------
 enum { BLOCKS = 6, BLOCK_BYTES = 96 };
 
-// The j-th transfer of call k from node a to node b: block `from` of place g of a becomes block `to` of place h of b, no block twice
+// The j-th transfer of call k from node a to node b: block `from` of place g of a becomes block `to` of place h of b, none twice
 typedef struct Transfer {
     int g, from, h, to;
 } Transfer;
@@ -323,7 +325,8 @@ static void case_blocks(Comm *c) {
                 if (x.h != i->rank % i->G) continue;
                 if (j < n_transfers(k, n, i->node)) payload(expected, BLOCK_BYTES, n * i->G + x.g, x.from);
                 else memset(expected, TAIL, BLOCK_BYTES);
-                EXPECT(memcmp((char *)to[i->rank] + SIZE(x.to, BLOCK_BYTES), expected, BLOCK_BYTES) == 0, "blocks, call %d: transfer %d from node %d", k, j, n);
+                const char *got = (char *)to[i->rank] + SIZE(x.to, BLOCK_BYTES);
+                EXPECT(memcmp(got, expected, BLOCK_BYTES) == 0, "blocks, call %d: transfer %d from node %d", k, j, n);
             }
         comm_node_barrier(c);
     }
