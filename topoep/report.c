@@ -85,8 +85,7 @@ static void print_trust(const Replay *a, const ReportFacts *f) {
     for (int i = 0; i < POLICIES; i++)
         if (a->row[i].recorded) row = i;
     if (row < 0) {
-        printf("          not replayed as recorded (ranks, tokens, or a policy, %s, that makes no plans): nothing to compare "
-               "with\n", s->h.policy);
+        printf("          not replayed as recorded: other ranks or tokens, or no row for the run's policy, %s\n", s->h.policy);
         return;
     }
     const ReplayRow *r = &a->row[row];
