@@ -31,11 +31,13 @@ CUDA       ?= $(firstword $(patsubst %/bin/nvcc,%,$(wildcard $(CUDA_HOME)/bin/nv
 NVCC       ?= $(CUDA)/bin/nvcc
 CUDA_ARCHS ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
 CXX_WARN    = -Wall -Wextra -Wno-missing-field-initializers -Wno-unused-function
-CU_FLAGS    = -std=c++17 -I. -MMD -MP $(REAL_$(REAL))
+CU_FLAGS    = -std=c++17 -I. -MMD -MP $(REAL_$(REAL)) $(if $(filter 1,$(NCCL)),-DUSE_NCCL)
+# between nodes; 0 where it is not installed: one node then
+NCCL       ?= $(if $(filter emu,$(BACKEND))$(wildcard $(CUDA)/include/nccl.h /usr/include/nccl.h),1,0)
 CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) $(if $(filter bf16,$(REAL)),-Xptxas -warn-spills$(comma)-Werror) -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
 CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -DDEV_WORK_MIB=1 -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O1 -g -ffp-contract=fast $(SAN) -x c++
 EMU_CXX    ?= g++
-LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas -lstdc++
+LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas $(if $(filter 1,$(NCCL)),-lnccl) -lstdc++
 LIBS_emu    = -lstdc++
 comma      := ,
 empty      :=
@@ -47,7 +49,7 @@ hosts    = $(wildcard kernels/*.c kernels/cpu/comm_mpi.c kernels/cpu/comm_thread
 sources  = $(filter-out $(tools:%=%.c),$(hosts) $(if $(filter cpu,$(BACKEND)),$(wildcard kernels/cpu/*.c)))
 cu       = $(if $(filter-out cpu,$(BACKEND)),$(wildcard kernels/cuda/*.cu)) $(if $(filter emu,$(BACKEND)),$(wildcard tests/emu/*.cc))
 objects  = $(sort $(sources:%.c=$(BUILD)/obj/%.o)) $(addprefix $(BUILD)/obj/,$(addsuffix .o,$(basename $(cu))))
-tests    = $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c)) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests))
+tests    = $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c)) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests)) $(if $(filter emu,$(BACKEND)),$(BUILD)/test_emu)
 cu_tests = $(patsubst tests/cuda/%.c,$(BUILD)/%,$(wildcard tests/cuda/test_*.c))
 oracles  = $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/ref/*.c tests/common/*.c))
 
@@ -125,6 +127,8 @@ $(BUILD)/libtest.a: $(oracles)
 $(BUILD)/test_%: $(BUILD)/obj/tests/test_%.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 $(BUILD)/test_cuda_%: $(BUILD)/obj/tests/cuda/test_cuda_%.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
+	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
+$(BUILD)/test_emu: $(BUILD)/obj/tests/emu/test_emu.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 tests: $(tests) all
 

@@ -65,7 +65,7 @@ void comm_bcast(Comm *c, void *x, size_t bytes, int root);
 
 // Rows of which only the sender knows how many. An array of rows is N blocks of `room` rows: the first n_send[n] rows of block n
 // of `from` go to the counterpart in node n, and what it sends fills `to` from the start of block n. The own node's block
-// is left alone. from and to do not overlap.
+// is left alone; what `to` holds behind the rows that came is unknown. from and to do not overlap.
 typedef struct Rows {
     void *to;
     const void *from;
@@ -75,6 +75,8 @@ typedef struct Rows {
 // 1: n_recv says how many must come, another number is a fault. Blocks until complete.
 void comm_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room);
 
+// Before the first comm_blocks_start: at most `most` blocks go between two ranks at a time, `bytes` of each. Collective.
+void comm_blocks_room(Comm *c, int most, size_t bytes);
 // Parts of blocks, from a window of the own node to one of the counterpart's node, while the ranks compute: bytes
 // [at, at + bytes) of block send[i].block of from[send[i].rank] go to the counterpart in send[i].node; likewise the other way.
 // Between two ranks the i-th sent meets the i-th received. to, from: device tables of the windows by rank, of which only the

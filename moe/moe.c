@@ -199,6 +199,7 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
     m->H = c.E / m->R, m->J = m->H + c.S, m->M = (int)max_rows(&c, m->R), m->unit = EXPERT_SIZE(c.F, c.C);
     m->shape = shape_of(&c, m->R, m->N);
     route_slice(&m->part_at, &m->part, m->unit, m->me, m->shape);
+    if (m->N > 1 && m->c.S) comm_blocks_room(ep, m->c.S * comm_info(ep)->G, m->part * sizeof(wide)); // a node has so many slots
     int BT = c.max_BT, E = c.E, slots = c.micros + 1;
     m->count = dev_alloc(d, SIZE(E, sizeof(int)), "router");
     m->seen = dev_alloc(d, SIZE(E, sizeof(int)), "router");

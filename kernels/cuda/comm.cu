@@ -1,65 +1,15 @@
 // Collectives and windows of the device, among ranks that reach each other's memory: threads of one process (virtual ranks, on
-// one GPU or several; pointers are plain) and processes of one machine (CUDA IPC). What crosses machines: nccl.cu.
+// one GPU or several; pointers are plain) and processes of one machine (CUDA IPC). What crosses nodes whose ranks have a GPU
+// each: nccl.cu.
 //
 // Ranks meet on the device: a kernel of one block writes a number into every peer's control window and waits for theirs. So
 // nothing here waits on the host, and all of it can be recorded in a graph and replayed: the numbers count in device memory.
 // A waiting kernel keeps one block's place and one queue of the GPU while its peers' kernels must run: the queues are made as
 // many as there can be (dev.cu), and MAX_SHARED ranks may share a GPU.
-#include "kernels/cuda/dev.h"
-extern "C" {
-#include "kernels/comm_dev.h"
-#include "topoep/plan.h"
-}
+#include "kernels/cuda/comm.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-constexpr int MAX_RANKS = PLAN_MAX_R, MAX_ARRAYS = 4, MAX_SEGS = PLAN_MAX_E, MAX_SHARED = 16;
-constexpr size_t GATHER = 64 << 10; // bytes
-constexpr size_t PIECE = 1 << 20; // elements of a sum at a time
-enum Meeting { NODE, ALL, COLUMN, BLOCKS, MEETINGS };
-
-// Of each rank of a group, in memory that its peers reach
-struct Control {
-    unsigned epoch[MEETINGS];            // own: meetings so far
-    unsigned long long bytes_sent;       // own
-    unsigned flag[MEETINGS][MAX_RANKS];  // [r]: the meeting that rank r has come to
-    int count[MAX_RANKS];                // rows: to each node
-    const char *from[MAX_ARRAYS];        // rows: the arrays
-    int n_segs;                          // blocks sent: how many,
-    int seg_node[MAX_SEGS];              // where to,
-    const char *seg_at[MAX_SEGS];        // where they lie
-    const char *source[MAX_SEGS];        // own: of each block received
-    alignas(16) char slot[2][GATHER];
-};
-
-struct Window { // one comm_window
-    void *own, **peer; // host table, as comm_window returns it
-    void **reach;      // host table of all that this rank reaches
-    void **reach_dev;  // the same for kernels
-    Window *next;
-};
-
-struct Place { // where a rank sits
-    int machine, pid, device;
-};
-
-struct CommDev {
-    Comm *c;
-    const CommInfo *i;
-    Dev *d;
-    int device, machine;        // of this rank; kept apart: the world's end comes after the Dev's
-    cudaStream_t side;          // transfers of blocks, while the Dev's stream computes
-    cudaEvent_t forked, joined;
-    Place *place;               // of all ranks
-    bool one_process;           // all ranks: messages between nodes are copies
-    Window *windows;
-    Control *const *control;    // device table
-    Control *own;
-    wide *const *stage, *const *sum; // device tables: PIECE elements; this rank's part of a piece's sum
-    wide *own_stage, *own_sum;
-    bool blocks_under_way;
-};
 
 // ---- meetings ----------------------------------------------------------------------------------------------------------
 struct Who { // ranks first + j step, j < n
@@ -104,17 +54,11 @@ void comm_node_barrier(Comm *c) {
 
 void comm_dev_barrier(Comm *c) {
     CommDev *v = of(c);
+    if (v->wire) return wire_allgather(v, wire_scratch(v, nullptr), v->own, 1); // no rank has all before all have come
     meet_on(v, v->d->stream, all_of(v->i), ALL);
 }
 
 // ---- small collectives: one launch -------------------------------------------------------------------------------------
-// n bytes by `threads` threads, of which this is number `t`
-static __device__ void copy_bytes(char *to, const char *from, size_t n, size_t t, size_t threads) {
-    size_t vectors = (((uintptr_t)to | (uintptr_t)from) & 15) == 0 ? n / 16 : 0;
-    for (size_t i = t; i < vectors; i += threads) ((int4 *)to)[i] = ((const int4 *)from)[i];
-    for (size_t i = 16 * vectors + t; i < n; i += threads) to[i] = from[i];
-}
-
 // One meeting per call is enough: a slot is used again two meetings of all later, when everyone has read it.
 static __device__ size_t slot_of(Control *const *all, Who w) { return all[w.me]->epoch[ALL] & 1; }
 
@@ -140,25 +84,44 @@ void comm_dev_allgather(Comm *c, void *out, const void *in, size_t bytes) {
     CommDev *v = of(c);
     if (v->i->size == 1 && bytes) CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, v->d->stream));
     if (v->i->size == 1) return;
+    if (v->wire) return wire_allgather(v, out, in, bytes);
     for (size_t at = 0; at < bytes; at += GATHER)
         LAUNCH(gather_kernel, 1, THREADS, 0, v->d->stream, v->control, all_of(v->i), (char *)out + at, bytes, (const char *)in + at,
                bytes - at < GATHER ? bytes - at : GATHER);
 }
 
+template <class T> static __global__ void sum_gathered_kernel(T *x, const T *all, int ranks, int n) {
+    for (int j = threadIdx.x; j < n; j += blockDim.x) {
+        T sum = all[j];
+        for (int r = 1; r < ranks; r++) sum += all[(size_t)r * n + j];
+        x[j] = sum;
+    }
+}
+
 template <class T> static void sum_small(Comm *c, T *x, int n) {
     CommDev *v = of(c);
-    const int most = (int)(GATHER / sizeof(T));
-    for (int at = 0; at < n && v->i->size > 1; at += most)
-        LAUNCH(sum_small_kernel<T>, 1, THREADS, 0, v->d->stream, v->control, all_of(v->i), x + at, n - at < most ? n - at : most);
+    size_t room = GATHER;
+    T *gathered = v->wire ? (T *)wire_scratch(v, &room) : nullptr;
+    const int most = (int)(room / sizeof(T) / (v->wire ? v->i->size : 1));
+    for (int at = 0; at < n && v->i->size > 1; at += most) {
+        int m = n - at < most ? n - at : most;
+        if (v->wire) {
+            wire_allgather(v, gathered, x + at, m * sizeof(T));
+            LAUNCH(sum_gathered_kernel<T>, 1, THREADS, 0, v->d->stream, x + at, gathered, v->i->size, m);
+        } else {
+            LAUNCH(sum_small_kernel<T>, 1, THREADS, 0, v->d->stream, v->control, all_of(v->i), x + at, m);
+        }
+    }
 }
 void comm_dev_sum_double(Comm *c, double *x, int n) { sum_small(c, x, n); }
 void comm_dev_sum_int64(Comm *c, int64_t *x, int n) { sum_small(c, x, n); }
 
 // ---- sums, in rank order -----------------------------------------------------------------------------------------------
-// A piece is staged by all, each rank adds its part of it, all take the parts. What two meetings separate needs no second buffer.
-static __global__ void sum_part_kernel(wide *sum, const wide *const *stage, int ranks, size_t lo, size_t hi) {
+// A piece is staged by all, each rank adds its part of it, all take the parts; what two meetings separate needs no second
+// buffer. With a wire that is done in each node, and the parts go from node to node, so that the order stays that of the ranks.
+static __global__ void sum_part_kernel(wide *sum, const wide *before, const wide *const *stage, int ranks, size_t lo, size_t hi) {
     for (size_t j = lo + blockIdx.x * (size_t)blockDim.x + threadIdx.x; j < hi; j += gridDim.x * (size_t)blockDim.x) {
-        wide s = stage[0][j];
+        wide s = before ? before[j - lo] + stage[0][j] : stage[0][j];
         for (int r = 1; r < ranks; r++) s += stage[r][j];
         sum[j - lo] = s;
     }
@@ -172,16 +135,23 @@ static __global__ void sum_take_kernel(wide *x, const wide *const *sum, size_t p
 
 void comm_sum(Comm *c, wide *x, size_t n) {
     CommDev *v = of(c);
-    int R = v->i->size;
-    for (size_t at = 0; at < n && R > 1; at += PIECE) {
-        size_t m = n - at < PIECE ? n - at : PIECE, part = (m + (size_t)R - 1) / (size_t)R;
-        size_t lo = part * (size_t)v->i->rank < m ? part * (size_t)v->i->rank : m, hi = lo + part < m ? lo + part : m;
+    const CommInfo *i = v->i;
+    Who who = v->wire ? node_of(i) : all_of(i);
+    Meeting kind = v->wire ? NODE : ALL;
+    cudaStream_t s = v->d->stream;
+    for (size_t at = 0; at < n && i->size > 1; at += PIECE) {
+        size_t m = n - at < PIECE ? n - at : PIECE, part = (m + (size_t)who.n - 1) / (size_t)who.n, place = (size_t)(i->rank - who.first);
+        size_t lo = part * place < m ? part * place : m, hi = lo + part < m ? lo + part : m;
         unsigned blocks = grid_for(v->d, part, 4 * THREADS);
-        CUDA_CHECK(cudaMemcpyAsync(v->own_stage, x + at, m * sizeof(wide), cudaMemcpyDeviceToDevice, v->d->stream));
-        meet_on(v, v->d->stream, all_of(v->i), ALL);
-        LAUNCH(sum_part_kernel, hi > lo ? blocks : 0, THREADS, 0, v->d->stream, v->own_sum, v->stage, R, lo, hi);
-        meet_on(v, v->d->stream, all_of(v->i), ALL);
-        LAUNCH(sum_take_kernel, dim3(blocks, (unsigned)R), THREADS, 0, v->d->stream, x + at, v->sum, part, m);
+        wide *before = v->wire && i->node > 0 ? (wide *)wire_scratch(v, nullptr) : nullptr;
+        CUDA_CHECK(cudaMemcpyAsync(v->own_stage, x + at, m * sizeof(wide), cudaMemcpyDeviceToDevice, s));
+        meet_on(v, s, who, kind);
+        if (before) wire_before(v, before, hi - lo);
+        LAUNCH(sum_part_kernel, hi > lo ? blocks : 0, THREADS, 0, s, v->own_sum, before, v->stage + who.first, who.n, lo, hi);
+        if (v->wire && i->node < i->N - 1) wire_after(v, v->own_sum, hi - lo);
+        if (v->wire) wire_result(v, v->own_sum, hi - lo);
+        meet_on(v, s, who, kind);
+        LAUNCH(sum_take_kernel, dim3(blocks, (unsigned)who.n), THREADS, 0, s, x + at, v->sum + who.first, part, m);
     }
 }
 
@@ -232,6 +202,7 @@ static __global__ void rows_pull_kernel(Control *const *all, Who w, RowsCall cal
 void comm_rows(Comm *c, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
     CommDev *v = of(c);
     const CommInfo *i = v->i;
+    if (v->wire) return wire_rows(v, arrays, n_arrays, n_recv, n_send, known, room);
     CHECK_COMM(n_arrays <= MAX_ARRAYS, "%d arrays of rows at once, %d are possible", n_arrays, MAX_ARRAYS);
     RowsCall call = {{}, n_arrays, i->N, i->G, i->node, room};
     size_t most = 0;
@@ -297,10 +268,19 @@ void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int
     BlocksCall call = {v->i->N, v->i->G, v->i->node, block_bytes, at, bytes};
     CUDA_CHECK(cudaEventRecord(v->forked, v->d->stream));
     CUDA_CHECK(cudaStreamWaitEvent(v->side, v->forked, 0));
-    LAUNCH(blocks_post_kernel, 1, THREADS, 0, v->side, v->control, column_of(v->i), call, from, send, n_send, recv, n_recv);
-    LAUNCH(blocks_pull_kernel, dim3(8, 8), THREADS, 0, v->side, v->control, column_of(v->i), call, to, recv, n_recv);
-    meet_on(v, v->side, column_of(v->i), BLOCKS); // sent as well
+    if (v->wire) {
+        wire_blocks(v, to, recv, n_recv, from, send, n_send, block_bytes, at, bytes);
+    } else {
+        LAUNCH(blocks_post_kernel, 1, THREADS, 0, v->side, v->control, column_of(v->i), call, from, send, n_send, recv, n_recv);
+        LAUNCH(blocks_pull_kernel, dim3(8, 8), THREADS, 0, v->side, v->control, column_of(v->i), call, to, recv, n_recv);
+        meet_on(v, v->side, column_of(v->i), BLOCKS); // sent as well
+    }
     CUDA_CHECK(cudaEventRecord(v->joined, v->side));
+}
+
+void comm_blocks_room(Comm *c, int most, size_t bytes) {
+    CommDev *v = of(c);
+    if (v->wire) wire_blocks_room(v, most, bytes);
 }
 
 int comm_blocks_poll(Comm *c) { return (void)c, 0; } // the device needs no help
@@ -394,6 +374,7 @@ static CommDev *open_on(Comm *c, Dev *d, int machine) {
     Place own = {machine, (int)getpid(), d->device};
     comm_allgather(c, v->place, &own, sizeof own);
     v->one_process = true;
+    bool alone = true; // every rank on a GPU of its own: NCCL takes no others
     int sharing = 0;
     for (int r = 0; r < i->size; r++) {
         v->one_process &= same_process(v, r);
@@ -401,6 +382,7 @@ static CommDev *open_on(Comm *c, Dev *d, int machine) {
         CHECK_USAGE(!same_gpu || same_process(v, r), "ranks %d and %d, two processes, share GPU %d (hint: as many processes per machine as "
                     "GPUs, or one process with --virtual-ranks)", i->rank, r, own.device);
         sharing += same_gpu;
+        for (int q = 0; q < r; q++) alone &= v->place[q].machine != v->place[r].machine || v->place[q].device != v->place[r].device;
     }
     CHECK_USAGE(sharing <= MAX_SHARED, "%d ranks share GPU %d, %d can (hint: fewer --virtual-ranks)", sharing, own.device, MAX_SHARED);
     peer_access(v);
@@ -412,7 +394,8 @@ static CommDev *open_on(Comm *c, Dev *d, int machine) {
     if (i->size == 1) return v;
     w = window_make(v, PIECE * sizeof(wide), "sums: staging");
     v->stage = (wide *const *)w->reach_dev, v->own_stage = (wide *)w->own;
-    w = window_make(v, (PIECE / (size_t)i->size + 1) * sizeof(wide), "sums: results");
+    if (i->N > 1 && alone) v->wire = wire_open(v);
+    w = window_make(v, (PIECE / (size_t)(v->wire ? i->G : i->size) + 1) * sizeof(wide), "sums: results");
     v->sum = (wide *const *)w->reach_dev, v->own_sum = (wide *)w->own;
     return v;
 }
@@ -433,6 +416,7 @@ void comm_dev_close(CommDev *v) {
     if (!v) return;
     CUDA_CHECK(cudaSetDevice(v->device));
     comm_dev_set(v->c, nullptr);
+    if (v->wire) wire_close(v->wire);
     comm_barrier(v->c); // no peer works in these windows any more
     for (Window *w = v->windows; w; w = w->next)
         for (int r = 0; r < v->i->size; r++)

@@ -1,0 +1,34 @@
+// Stand-in for NCCL's header: the calls that kernels/cuda uses, among ranks that are threads of one process, each with its device.
+#ifndef EMU_NCCL_H
+#define EMU_NCCL_H
+#include "cuda_runtime.h"
+
+enum { NCCL_UNIQUE_ID_BYTES = 128 };
+typedef struct ncclUniqueId {
+    char internal[NCCL_UNIQUE_ID_BYTES];
+} ncclUniqueId;
+typedef struct EmuNccl *ncclComm_t;
+typedef struct ncclConfig_t ncclConfig_t;
+typedef enum { ncclSuccess = 0, ncclInvalidArgument = 4, ncclInvalidUsage = 5 } ncclResult_t;
+typedef enum { ncclInt8 = 0, ncclChar = 0 } ncclDataType_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+const char *ncclGetErrorString(ncclResult_t r);
+const char *ncclGetLastError(ncclComm_t c);
+ncclResult_t ncclGetVersion(int *version);
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id, int rank);
+ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, ncclConfig_t *config);
+ncclResult_t ncclCommDestroy(ncclComm_t c);
+ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupEnd(void);
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t s);
+ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t s);
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s);
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s);
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,222 @@
+// NCCL among threads of one process. A call does its work when the operations of all its ranks have come to the heads of their
+// streams; ranks that call different things there, or in different order, are found.
+#include "nccl.h"
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+using namespace emu;
+
+namespace {
+
+enum Kind { GATHER, BROADCAST, SEND, RECEIVE };
+struct Action {
+    Kind kind;
+    const char *from;
+    char *to;
+    size_t bytes;
+    int peer; // or root
+};
+
+struct Round { // one collective
+    std::vector<Action> posted;
+    std::vector<bool> here;
+    int n = 0;
+    bool done = false;
+};
+struct Sent {
+    const char *from;
+    size_t bytes;
+    std::shared_ptr<bool> taken;
+};
+
+struct Group { // the device's lock holds while work runs; `lock` while hosts meet
+    int size;
+    std::vector<int> device;
+    std::map<long, Round> rounds;
+    std::map<std::pair<int, int>, std::deque<Sent>> sent; // from, to
+};
+typedef std::shared_ptr<Group> GroupPtr;
+
+std::mutex lock;
+std::condition_variable news;
+std::map<std::string, std::vector<EmuNccl *>> meetings; // hosts that form a group, by its name
+
+} // namespace
+
+struct EmuNccl {
+    GroupPtr group;
+    int rank;
+    long run;    // collectives run so far, in the order of execution
+    long splits;
+    std::string name;
+};
+
+namespace {
+
+// All ranks of a group come with the same name; the last makes the group.
+EmuNccl *meet(const std::string &name, int rank, int size) {
+    std::unique_lock<std::mutex> hold(lock);
+    EmuNccl *c = new EmuNccl{nullptr, rank, 0, 0, name};
+    int device;
+    cudaGetDevice(&device);
+    std::vector<EmuNccl *> &all = meetings[name];
+    all.push_back(c);
+    if ((int)all.size() == size) {
+        GroupPtr g = std::make_shared<Group>();
+        g->size = size;
+        for (EmuNccl *member : all) member->group = g;
+        news.notify_all();
+    }
+    news.wait(hold, [&] { return c->group != nullptr; });
+    for (int other : c->group->device)
+        if (other == device) fail("NCCL: two ranks on device %d", device);
+    c->group->device.push_back(device);
+    return c;
+}
+
+void perform(Round &r, int size) {
+    const Action &first = r.posted[0];
+    for (int i = 0; i < size; i++) {
+        const Action &a = r.posted[(size_t)i];
+        if (a.kind != first.kind || a.bytes != first.bytes || (a.kind == BROADCAST && a.peer != first.peer))
+            fail("NCCL: ranks 0 and %d call different collectives, or of %zu and %zu bytes", i, first.bytes, a.bytes);
+        for (int j = 0; j < size && a.kind == GATHER; j++) memmove(a.to + (size_t)j * a.bytes, r.posted[(size_t)j].from, a.bytes);
+        if (a.kind == BROADCAST && a.to != r.posted[(size_t)a.peer].from) memcpy(a.to, r.posted[(size_t)a.peer].from, a.bytes);
+    }
+}
+
+// One action's state while it runs
+struct Running {
+    Action a;
+    bool posted = false, done = false;
+    long round = 0;
+    std::shared_ptr<bool> taken;
+};
+
+void advance(EmuNccl *c, Running &r) {
+    Group &g = *c->group;
+    const Action &a = r.a;
+    if (a.kind == SEND) {
+        if (!r.posted) {
+            r.taken = std::make_shared<bool>(false);
+            g.sent[{c->rank, a.peer}].push_back({a.from, a.bytes, r.taken});
+        }
+        r.posted = true;
+        r.done = *r.taken;
+    } else if (a.kind == RECEIVE) {
+        std::deque<Sent> &queue = g.sent[{a.peer, c->rank}];
+        if (queue.empty()) return;
+        if (queue.front().bytes != a.bytes) fail("NCCL: rank %d sent %zu bytes, rank %d receives %zu", a.peer, queue.front().bytes, c->rank, a.bytes);
+        memcpy(a.to, queue.front().from, a.bytes);
+        *queue.front().taken = true;
+        queue.pop_front();
+        r.done = true;
+    } else {
+        if (!r.posted) r.round = c->run++;
+        Round &round = g.rounds[r.round];
+        if (!r.posted) {
+            round.posted.resize((size_t)g.size);
+            round.posted[(size_t)c->rank] = a;
+            if (++round.n == g.size) perform(round, g.size), round.done = true;
+        }
+        r.posted = true;
+        r.done = round.done;
+    }
+}
+
+thread_local int depth;
+thread_local std::map<std::pair<EmuNccl *, cudaStream_t>, std::vector<Running>> pending;
+
+void flush() {
+    for (auto &p : pending) {
+        EmuNccl *c = p.first.first;
+        std::vector<Running> list = p.second;
+        enqueue("NCCL", p.first.second, [c, list]() mutable {
+            Progress all = DONE;
+            for (Running &r : list) {
+                if (!r.done) advance(c, r);
+                if (!r.done) all = BLOCKED;
+            }
+            return all;
+        });
+    }
+    pending.clear();
+}
+
+ncclResult_t add(EmuNccl *c, cudaStream_t s, Action a, size_t to_bytes) {
+    if (a.kind != SEND && where(a.to, to_bytes, "NCCL's target") == HOST) fail("NCCL writes to the host's memory");
+    if (a.kind != RECEIVE && where(a.from, a.bytes, "NCCL's source") == HOST) fail("NCCL reads the host's memory");
+    if (a.peer < 0 || a.peer >= c->group->size || ((a.kind == SEND || a.kind == RECEIVE) && a.peer == c->rank)) return ncclInvalidArgument;
+    pending[{c, s}].push_back({a, false, false, 0, nullptr});
+    if (!depth) flush();
+    return ncclSuccess;
+}
+
+} // namespace
+
+extern "C" {
+const char *ncclGetErrorString(ncclResult_t r) { return r == ncclSuccess ? "no error" : "invalid argument"; }
+const char *ncclGetLastError(ncclComm_t) { return ""; }
+ncclResult_t ncclGetVersion(int *version) { return *version = 22809, ncclSuccess; }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    static int made;
+    std::lock_guard<std::mutex> hold(lock);
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "%d.%d", (int)getpid(), made++);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id, int rank) {
+    if (rank < 0 || rank >= ranks) return ncclInvalidArgument;
+    return *c = meet(id.internal, rank, ranks), ncclSuccess;
+}
+
+// Ranks by key, among those of one color; who they are is told through a meeting of all.
+ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, ncclConfig_t *) {
+    static std::map<std::string, std::vector<std::pair<int, int>>> told; // color, key of the ranks that have come
+    std::string name = c->name + "/" + std::to_string(c->splits++);
+    std::unique_lock<std::mutex> hold(lock);
+    std::vector<std::pair<int, int>> &all = told[name];
+    all.push_back({color, key});
+    news.notify_all();
+    news.wait(hold, [&] { return (int)all.size() == c->group->size; });
+    int rank = 0, size = 0;
+    for (auto &other : all) {
+        if (other.first != color) continue;
+        size++;
+        rank += other.second < key;
+    }
+    hold.unlock();
+    return *part = meet(name + ":" + std::to_string(color), rank, size), ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    cudaError_t e = (cudaError_t)device_wait();
+    delete c;
+    return e == cudaSuccess ? ncclSuccess : ncclInvalidUsage;
+}
+
+ncclResult_t ncclGroupStart(void) { return depth++, ncclSuccess; }
+ncclResult_t ncclGroupEnd(void) {
+    if (!depth) return ncclInvalidUsage;
+    if (!--depth) flush();
+    return ncclSuccess;
+}
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t, ncclComm_t c, cudaStream_t s) {
+    return add(c, s, {GATHER, (const char *)from, (char *)to, count, 0}, count * (size_t)c->group->size);
+}
+ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t, int root, ncclComm_t c, cudaStream_t s) {
+    return add(c, s, {BROADCAST, (const char *)from, (char *)to, count, root}, count);
+}
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s) {
+    return add(c, s, {SEND, (const char *)from, nullptr, count, peer}, 0);
+}
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s) {
+    return add(c, s, {RECEIVE, nullptr, (char *)to, count, peer}, count);
+}
+}
