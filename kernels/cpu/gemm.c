@@ -5,6 +5,8 @@
 #include "kernels/cpu/dev.h"
 #include <string.h>
 
+static int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
 #if defined(__x86_64__) && !defined(CPU_PLAIN)
 #define ISA(name) name##_avx2
 #define ISA_FN __attribute__((target("avx2,fma")))
@@ -74,7 +76,6 @@ typedef struct Block {
     int i0, i1, j0, j1;
 } Block;
 
-static int round_up(int x, int to) { return (x + to - 1) / to * to; }
 static int smaller(int x, int y) { return x < y ? x : y; }
 
 // Every block packs its rows of a and its columns of b: few, large blocks, for forms NT and NN cut by columns first. Form TN, whose

@@ -25,6 +25,7 @@ enum {
     GEMM_MC = 96,                    // rows of a packed block of a: about 100 KB of the second-level cache
     GEMM_NG = 4 * GEMM_NR,            // columns packed at a time, right before their first use
     GEMM_NC = 512,                    // columns of a packed block of b
+    GEMM_FEW = 96 / sizeof(real),     // up to so many rows (three vectors) are worth a kernel of their own
     GEMM_LINE = 64 / sizeof(real),    // strides get one line more than a power of two, which would map to few cache sets
     GEMM_ROW = GEMM_KC + GEMM_LINE,   // from one row of packed a to the next (not transposed)
     GEMM_APANEL = GEMM_KC * GEMM_MR + GEMM_LINE, // from one panel of GEMM_MR columns of packed a to the next (transposed)

@@ -21,13 +21,14 @@ ISA_FN static void ISA(pack_b)(real *dst, const real *b, size_t ld, int kc, int 
     }
 }
 
-// The same of b given as rows of j: panel[k][j] = b[j*ld + k]; n <= GEMM_NR columns, the panel `nr` (a multiple of VL) wide
+// The same of b given as rows of j: panel[k][j] = b[j*ld + k]; n columns, the panel `nr` >= n (a multiple of VL) wide
 ISA_FN static void ISA(pack_b_turned)(real *dst, const real *b, size_t ld, int kc, int n, int nr) {
-    int k = 0;
-    for (; k + VL <= kc && n == nr; k += VL)
-        for (int j = 0; j < nr; j += VL) ISA(turn)(dst + k * nr + j, nr, b + j * ld + k, ld);
-    for (; k < kc; k++)
-        for (int j = 0; j < nr; j++) dst[k * nr + j] = j < n ? b[j * ld + k] : 0;
+    for (int j = 0; j < nr; j += VL, b += VL * ld, dst += VL) {
+        int k = 0;
+        for (; k + VL <= kc && n - j >= VL; k += VL) ISA(turn)(dst + k * nr, nr, b + k, ld);
+        for (; k < kc; k++)
+            for (int q = 0; q < VL; q++) dst[k * nr + q] = j + q < n ? b[q * ld + k] : 0;
+    }
 }
 
 // packed a, rows as they are: dst[i*GEMM_ROW + k] = a[i*ld + k]; 0 up to a whole number of tiles
@@ -81,10 +82,10 @@ ISA_FN static inline __attribute__((always_inline)) void ISA(tiles)(real *c, con
     }
 }
 
-// GEMM_NT with at most GEMM_NR rows: c^T = b a^T, so that b, which is large and used once, is read where it lies.
+// GEMM_NT with at most GEMM_FEW rows: c^T = b a^T, so that b, which is large and used once, is read where it lies.
 // s->b: c^T [j][nr], s->a: a^T [k][nr]
 ISA_FN static void ISA(gemm_few)(const Product *p, int i0, int m, int j0, int j1, GemmScratch *s) {
-    int n = j1 - j0, nr = m <= VL ? VL : 2 * VL;
+    int n = j1 - j0, nr = round_up(m, VL);
     size_t lda = (size_t)p->k, ldc = (size_t)p->n;
     real *ct = s->b, *at = s->a;
     if (p->z)
@@ -102,10 +103,13 @@ ISA_FN static void ISA(gemm_few)(const Product *p, int i0, int m, int j0, int j1
             PART(12, 1)
             PART(4, 1)
             PART(1, 1)
-        } else {
+        } else if (nr == 2 * VL) {
             PART(6, 2)
             PART(2, 2)
             PART(1, 2)
+        } else {
+            PART(4, 3)
+            PART(1, 3)
         }
 #undef PART
     }
@@ -128,7 +132,7 @@ ISA_FN static void ISA(pack_columns)(real *dst, const Product *p, int k0, int kc
 }
 
 ISA_FN static void ISA(gemm_task)(const Product *p, int i0, int i1, int j0, int j1, GemmScratch *s) {
-    if (p->form == GEMM_NT && i1 - i0 <= GEMM_NR) {
+    if (p->form == GEMM_NT && i1 - i0 <= GEMM_FEW) {
         ISA(gemm_few)(p, i0, i1 - i0, j0, j1, s);
         return;
     }
