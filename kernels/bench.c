@@ -6,13 +6,16 @@
 #include "kernels/flags.h"
 #include "kernels/start.h"
 #include <math.h>
+#ifdef BACKEND_cpu
 #include <omp.h>
+#endif
 #include <string.h>
 #include <time.h>
 
 typedef struct Bench {
     Dev *d;
-    int json, first;
+    int json, first, calls; // calls timed together: on a GPU many, whose waiting for it then counts little
+    void *any;              // device memory
     double seconds, peak_gflops, peak_gbs, largest_share;
 } Bench;
 
@@ -22,14 +25,20 @@ static double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-// Best time of one call, in seconds, of as many as fit into b->seconds (at least three).
+static void finish(Bench *b) { // what was called is done
+    char any;
+    dev_download(b->d, &any, b->any, 1);
+}
+
+// Best time of one call, in seconds, of as many as fit into b->seconds (at least three times b->calls).
 #define BEST(b, call)                                                     \
     ({                                                                    \
         double best = 1e30, end = now() + (b)->seconds;                   \
         for (int i_ = 0; i_ < 3 || now() < end; i_++) {                   \
             double t_ = now();                                            \
-            call;                                                         \
-            best = fmin(best, now() - t_);                                \
+            for (int c_ = 0; c_ < (b)->calls; c_++) call;                 \
+            finish(b);                                                    \
+            best = fmin(best, (now() - t_) / (b)->calls);                 \
         }                                                                 \
         best;                                                             \
     })
@@ -53,18 +62,24 @@ static real *array(Dev *d, size_t n) {
     return x;
 }
 
-// The ceilings: the largest of several big products (what this machine's FMA units give through our kernel is bounded by the
-// same units), and a large copy.
-static double fma_peak(int threads);
+static wide *wide_array(Dev *d, size_t n) {
+    wide *x = dev_alloc(d, n * sizeof(wide), "bench");
+    dev_zero(d, x, n * sizeof(wide));
+    return x;
+}
+
+// The ceilings: multiply-adds (CPU) or a large product by cuBLAS (GPU), and a large copy.
+static double flops_peak(Bench *b, int threads);
 
 static void products(Bench *b, const char *name, int M, int N, int K) {
     char shape[64];
     real *x = array(b->d, SIZE(M, K)), *w = array(b->d, SIZE(N, K)), *y = array(b->d, SIZE(M, N));
+    wide *dw = wide_array(b->d, SIZE(N, K));
     snprintf(shape, sizeof shape, "%s %dx%dx%d", name, M, N, K);
     double flops = 2.0 * M * N * K;
     row(b, "linear", shape, BEST(b, dev_linear(b->d, y, NULL, x, w, M, N, K)), flops, 0);
     row(b, "linear_dx", shape, BEST(b, dev_linear_dx(b->d, x, NULL, y, w, M, N, K)), flops, 0);
-    row(b, "linear_dw", shape, BEST(b, dev_linear_dw(b->d, (wide *)w, y, x, M, N, K)), flops, 0);
+    row(b, "linear_dw", shape, BEST(b, dev_linear_dw(b->d, dw, y, x, M, N, K)), flops, 0);
 }
 
 static void experts(Bench *b, int E, int rows, int N, int K) {
@@ -75,16 +90,20 @@ static void experts(Bench *b, int E, int rows, int N, int K) {
         dev_upload(b->d, off + e, &at, sizeof at);
     }
     real *x = array(b->d, SIZE(M, K)), *w = array(b->d, SIZE(E, N, K)), *y = array(b->d, SIZE(M, N));
+    wide *dw = wide_array(b->d, SIZE(E, N, K));
     const real **table = dev_alloc(b->d, SIZE(E, sizeof *table), "bench");
+    wide **table_dw = dev_alloc(b->d, SIZE(E, sizeof *table_dw), "bench");
     for (int e = 0; e < E; e++) {
         const real *we = w + SIZE(e, N, K);
+        wide *dwe = dw + SIZE(e, N, K);
         dev_upload(b->d, table + e, &we, sizeof we);
+        dev_upload(b->d, table_dw + e, &dwe, sizeof dwe);
     }
     snprintf(shape, sizeof shape, "%d experts %dx%dx%d", E, rows, N, K);
     double flops = 2.0 * M * N * K;
     row(b, "group_linear", shape, BEST(b, dev_group_linear(b->d, y, x, table, off, E, M, N, K)), flops, 0);
     row(b, "group_linear_dx", shape, BEST(b, dev_group_linear_dx(b->d, x, y, table, off, E, M, N, K)), flops, 0);
-    row(b, "group_linear_dw", shape, BEST(b, dev_group_linear_dw(b->d, (wide *const *)table, y, x, off, E, M, N, K)), flops, 0);
+    row(b, "group_linear_dw", shape, BEST(b, dev_group_linear_dw(b->d, table_dw, y, x, off, E, M, N, K)), flops, 0);
 }
 
 static void attention(Bench *b, int B, int T, int NH, int NKV, int HS) {
@@ -107,19 +126,19 @@ static void streams(Bench *b, int M, int C, int V) {
     Dev *d = b->d;
     size_t n = SIZE(M, C), word = sizeof(real);
     real *x = array(d, 2 * n), *y = array(d, 2 * n), *w = array(d, C), *dx = array(d, 2 * n);
-    wide *rstd = dev_alloc(d, M * sizeof(wide), "bench"), *one = dev_alloc(d, sizeof(wide), "bench");
-    wide *m = dev_alloc(d, 2 * n * sizeof(wide), "bench"), *v = dev_alloc(d, 2 * n * sizeof(wide), "bench");
-    dev_fill(d, one, 1, 1.0);
-    dev_zero(d, m, 2 * n * sizeof(wide));
-    dev_zero(d, v, 2 * n * sizeof(wide));
+    wide *rstd = wide_array(d, M), *one = wide_array(d, 1), *dw = wide_array(d, C), whole = 1;
+    wide *m = wide_array(d, 2 * n), *v = wide_array(d, 2 * n), *g = wide_array(d, 2 * n);
+    wide *master = sizeof(real) == sizeof(wide) ? NULL : wide_array(d, 2 * n);
+    dev_upload(d, one, &whole, sizeof whole);
     snprintf(shape, sizeof shape, "%dx%d", M, C);
     row(b, "rmsnorm", shape, BEST(b, dev_rmsnorm(d, y, rstd, x, w, M, C, 1e-6)), 0, 2.0 * n * word);
-    row(b, "rmsnorm_bwd", shape, BEST(b, dev_rmsnorm_bwd(d, dx, (wide *)w, NULL, y, x, w, rstd, M, C)), 0, 3.0 * n * word);
+    row(b, "rmsnorm_bwd", shape, BEST(b, dev_rmsnorm_bwd(d, dx, dw, NULL, y, x, w, rstd, M, C)), 0, 3.0 * n * word);
     row(b, "swiglu", shape, BEST(b, dev_swiglu(d, y, x, NULL, NULL, M, C)), 0, 3.0 * n * word);
     row(b, "swiglu_bwd", shape, BEST(b, dev_swiglu_bwd(d, dx, y, NULL, y, x, NULL, NULL, M, C)), 0, 6.0 * n * word);
     Update set = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 10}, *o = dev_alloc(b->d, sizeof *o, "bench");
     dev_upload(b->d, o, &set, sizeof set);
-    row(b, "adamw", shape, BEST(b, dev_adamw(d, x, NULL, m, v, (wide *)y, one, 2 * n, o)), 0, 7.0 * 2 * n * word);
+    row(b, "adamw", shape, BEST(b, dev_adamw(d, x, master, m, v, g, one, 2 * n, o)), 0,
+        2.0 * n * (master ? word + 7 * sizeof(wide) : 7 * word));
     int rows = 512, *target = dev_alloc(d, rows * sizeof(int), "bench");
     dev_zero(d, target, rows * sizeof(int));
     real *logits = array(d, SIZE(rows, V));
@@ -127,6 +146,42 @@ static void streams(Bench *b, int M, int C, int V) {
     snprintf(shape, sizeof shape, "%dx%d", rows, V);
     row(b, "cross_entropy", shape, BEST(b, dev_cross_entropy(d, nll, logits, target, rows, V, 1, 1)), 0, 2.0 * rows * V * word);
 }
+
+#ifdef BACKEND_cpu
+enum { GPU = 0 };
+static void shapes(Bench *b) {
+    products(b, "demo qkv", 512, 256, 128);
+    products(b, "tiny qkv", 2048, 512, 256);
+    products(b, "small head", 512, 50304, 512);
+    experts(b, 8, 512, 1024, 256);
+    experts(b, 64, 256, 256, 256);
+    experts(b, 64, 18, 256, 256);
+    experts(b, 16, 256, 2048, 512);
+    attention(b, 4, 128, 4, 2, 32);
+    attention(b, 8, 256, 8, 4, 32);
+    attention(b, 4, 512, 8, 4, 64);
+    streams(b, 8192, 512, 50304);
+}
+#else
+enum { GPU = 1 };
+static void shapes(Bench *b) {
+    products(b, "gpt2 qkv", 16384, 2304, 768);
+    products(b, "head", 4096, 50304, 2048);
+    experts(b, 64, 1024, 1024, 1024);
+    experts(b, 64, 512, 1024, 1024);
+    experts(b, 128, 64, 2048, 1536);
+    attention(b, 16, 1024, 12, 12, 64);
+    attention(b, 4, 4096, 16, 4, 128);
+    streams(b, 16384, 2048, 50304);
+}
+
+static double flops_peak(Bench *b, int threads) {
+    (void)threads;
+    const int n = 8192;
+    real *x = array(b->d, SIZE(n, n)), *w = array(b->d, SIZE(n, n)), *y = array(b->d, SIZE(n, n));
+    return 2.0 * n * n * n / BEST(b, dev_linear(b->d, y, NULL, x, w, n, n, n)) * 1e-9;
+}
+#endif
 
 int main(int argc, char **argv) {
     start_threads(argv);
@@ -139,10 +194,11 @@ int main(int argc, char **argv) {
                     {"seconds", FLAG_DOUBLE, &seconds, 0, 60, NULL, "time for each op (s)", 0},
                     {0}};
     flags_parse(flags, "bench", "times each op of a step against ceilings (multiply-adds, a copy) measured in the same run", argc, argv);
-    Bench b = {.d = dev_init((DevOptions){.threads = (int)threads}), .json = json, .seconds = seconds, .first = 1};
-    b.peak_gflops = fma_peak((int)threads);
-    size_t big = 256u << 20;
+    Bench b = {.d = dev_init((DevOptions){.threads = (int)threads}), .json = json, .seconds = seconds, .first = 1, .calls = GPU ? 20 : 1};
+    size_t big = (GPU ? 1024u : 256u) << 20;
     char *from = dev_alloc(b.d, big, "bench"), *to = dev_alloc(b.d, big, "bench");
+    b.any = from;
+    b.peak_gflops = flops_peak(&b, (int)threads);
     dev_fill(b.d, (real *)from, big / sizeof(real), 1);
     b.peak_gbs = 2.0 * big / BEST(&b, dev_copy(b.d, to, from, big)) * 1e-9;
     if (ceilings) {
@@ -153,21 +209,11 @@ int main(int argc, char **argv) {
     }
     if (json) printf("{\"device\":\"%s\",\"peak_gflops\":%.1f,\"copy_gbs\":%.1f,\"ops\":[\n  ", dev_name(b.d), b.peak_gflops, b.peak_gbs);
     else {
-        printf("%s. Ceilings measured now: %.0f GFLOP/s of fused multiply-adds, %.1f GB/s of a 256 MiB copy (read + written).\n\n",
-               dev_name(b.d), b.peak_gflops, b.peak_gbs);
+        printf("%s. Ceilings measured now: %.0f GFLOP/s of %s, %.1f GB/s of a %zu MiB copy (read + written).\n\n",
+               dev_name(b.d), b.peak_gflops, GPU ? "a product by cuBLAS" : "fused multiply-adds", b.peak_gbs, big >> 20);
         printf("| op               | shape                      |   best, us |               rate | share   |\n|---|---|---|---|---|\n");
     }
-    products(&b, "demo qkv", 512, 256, 128);
-    products(&b, "tiny qkv", 2048, 512, 256);
-    products(&b, "small head", 512, 50304, 512);
-    experts(&b, 8, 512, 1024, 256);
-    experts(&b, 64, 256, 256, 256);
-    experts(&b, 64, 18, 256, 256);
-    experts(&b, 16, 256, 2048, 512);
-    attention(&b, 4, 128, 4, 2, 32);
-    attention(&b, 8, 256, 8, 4, 32);
-    attention(&b, 4, 512, 8, 4, 64);
-    streams(&b, 8192, 512, 50304);
+    shapes(&b);
     if (json) printf("\n]}\n");
     else if (b.largest_share > 1.05)
         printf("\nShares above 100 %%: the machine was busy while the ceilings were measured, or the data of an op stayed in its caches.\n");
@@ -175,6 +221,7 @@ int main(int argc, char **argv) {
     return 0;
 }
 
+#ifdef BACKEND_cpu
 // Peak rate of independent fused multiply-adds on 8-float vectors, all threads at once: what no kernel can pass. Ten chains
 // hide the latency; they are named one by one because the compiler keeps an array of them in memory.
 typedef float Vec __attribute__((vector_size(32)));
@@ -193,7 +240,8 @@ __attribute__((target("avx2,fma"), noinline)) static float fma_loop(long n) {
     return a[0] + a[1];
 }
 
-static double fma_peak(int threads) {
+static double flops_peak(Bench *b, int threads) {
+    (void)b;
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return NAN;
     const long n = 20000000;
     double best = 0;
@@ -212,3 +260,4 @@ static double fma_peak(int threads) {
     }
     return best;
 }
+#endif

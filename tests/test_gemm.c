@@ -204,7 +204,7 @@ static void group(Lab *l, const int *dim) {
 static void test_group(void **state) {
     (void)state;
     static const int dims[][LAB_DIMS] = {{16, 8, 0}, {5, 7, 0}, {40, 33, 1}, {40, 33, 2}, {33, 270, 2}, {130, 20, 3}, {30, 300, 4},
-                                         {3, 0, 0}};
+                                         {3, 0, 0}, {272, 136, 3}, {264, 72, 2}};
     RUN(group, dims);
 }
 

@@ -41,12 +41,12 @@ static Result plan_make(Tool *t, int policy, int timed) {
     for (int i = 0; i < (timed ? 5 : 1); i++) {
         double start = now_us();
         plan_solve(t->d, &t->plan, t->d_D, t->R, t->E, &t->cost, plan_flags_options(&t->how, policy, t->block), t->work);
+        dev_download(t->d, &a.info, t->plan.info, sizeof a.info); // waits until it is made
         double us = now_us() - start;
         if (i == 0 || us < a.plan_us) a.plan_us = us;
     }
     dev_download(t->d, a.quota, t->plan.quota, n * sizeof(int));
     dev_download(t->d, a.slot, t->plan.slot, n_slots * sizeof(int));
-    dev_download(t->d, &a.info, t->plan.info, sizeof a.info);
     return a;
 }
 
