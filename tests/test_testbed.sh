@@ -47,6 +47,8 @@ ends 2 "is up with" scripts/testbed run --name $me --nodes 3 -- true
 ends 0 "2 nodes x 2 ranks, 400mbit" scripts/testbed status --name $me
 ok "hosts" sh -c "scripts/testbed run --name $me hostname | sort | tr '\n' ' ' | grep -x 'node0 node0 node1 node1 '"
 ok "arguments arrive as they are" sh -c "scripts/testbed run --name $me echo 'a  b' '\$HOME' | grep -qxF 'a  b \$HOME'"
+[ "$(nproc)" -lt 2 ] || ok "a node has cores of its own" sh -c "scripts/testbed run --name $me sh -c 'echo \$(hostname) \$(taskset -pc \$\$ | sed s/.*://)' |
+    sort -u | awk 'NR == 1 { a = \$2 } END { exit !(NR == 2 && a != \$2) }'"
 ends 5 "" scripts/testbed run --name $me -- sh -c 'exit 5'
 
 # ---- training is the same as without the network ---------------------------------------------------------------------------
