@@ -27,12 +27,13 @@ is() { # is WHAT AWK-CONDITION
 
 small="--seconds 0.1 --width 32 --expert-width 48 --tokens 256"
 ends 0 "wrote" scripts/calibrate --ranks 2 --out "$tmp/rates" $small --nodes 2 --name here
-for key in nodes:2 ranks_per_node:1 slots:2 sliced:1 dedup:1 overlap_permille:0 measured:1; do is "$key" "\"$(figure "${key%:*}")\" == ${key#*:}"; done
+for key in nodes:2 ranks_per_node:1 slots:2 sliced:1 dedup:1 measured:1; do is "$key" "\"$(figure "${key%:*}")\" == ${key#*:}"; done
 is name "\"$(figure name)\" == \"here\""
 # no machine of today is outside of these, and no figure is another's
 is flops "$(figure flops) > 1e8 && $(figure flops) < 1e15"
 is inter "$(figure inter_bytes_s) > 1e4 && $(figure inter_bytes_s) < 1e12"
 is intra "$(figure intra_bytes_s) > 1e7 && $(figure intra_bytes_s) < 1e13"
+is overlap "$(figure overlap_permille) >= 0 && $(figure overlap_permille) <= 1000"
 is fixed "$(figure plan_fixed_ps) > 1e5 && $(figure plan_fixed_ps) < 1e12"
 printf 'ranks 2 experts 4\n300 20 10 5\n200 10 0 1\n' >"$tmp/loads"
 ends 0 "topoep" "$bin/plan" "$tmp/rates" "$tmp/loads" --width 32 --expert-width 48 --topk 2

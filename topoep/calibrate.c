@@ -3,6 +3,7 @@
 //
 // All ranks measure at the same time, as in a step: ranks that share cores, memory or a network port take from each other here
 // as they do there. Every figure is the best of a few rounds, so that another program's moment does not stand for the machine's.
+// With --cpu-time, for a CPU that is never free, what a rank does alone is timed by its processor time.
 #include "kernels/check.h"
 #include "kernels/comm.h"
 #include "kernels/flags.h"
@@ -19,6 +20,7 @@ enum { ROUNDS = 5 };
 typedef struct Settings {
     int64_t width, expert_width, experts, topk, tokens, nodes, virtual_ranks, threads, slots, dedup, overlap;
     double seconds;
+    int cpu_time;
     const char *name;
 } Settings;
 
@@ -28,13 +30,17 @@ typedef struct Rank {
     const CommInfo *info;
     Dev *d;
     int C, F, E, K, BT, rows; // rows: pairs of a rank
+    double cores;             // that a rank has when all of them work
 } Rank;
 
-static double now(void) {
+static double clock_s(clockid_t which) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(which, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+static double now(void) { return clock_s(CLOCK_MONOTONIC); }
+// What a call takes: time, or the process's processor time as it would pass on this rank's cores
+static double used(const Rank *r) { return r->o->cpu_time ? clock_s(CLOCK_PROCESS_CPUTIME_ID) / r->cores : now(); }
 
 static real *noise(Rank *r, size_t n) {
     real *x = dev_alloc(r->d, n * sizeof(real), "calibration");
@@ -48,9 +54,9 @@ static real *noise(Rank *r, size_t n) {
         double best_ = 0;                                                                     \
         for (int round_ = 0; round_ < ROUNDS; round_++) {                                     \
             comm_barrier((r)->world);                                                         \
-            double start_ = now(), n_ = 0;                                                    \
+            double start_ = now(), used_ = used(r), n_ = 0;                                   \
             do body while (n_++, now() - start_ < (r)->o->seconds / ROUNDS);                  \
-            double rate_ = n_ / (now() - start_) / (r)->info->size;                           \
+            double rate_ = n_ / (used(r) - used_) / (r)->info->size;                          \
             comm_sum_double((r)->world, &rate_, 1);                                           \
             best_ = fmax(best_, rate_);                                                       \
         }                                                                                     \
@@ -58,11 +64,11 @@ static real *noise(Rank *r, size_t n) {
     })
 
 // The same for a collective body, which all ranks must call as often: seconds per call, in the best round.
-#define SECONDS_PER_CALL(r, body)                                                             \
+#define SECONDS_PER_CALL(r, rounds, body)                                                     \
     ({                                                                                        \
         double best_ = INFINITY, one_ = 0;                                                    \
-        for (int round_ = -1; round_ < ROUNDS; round_++) { /* the first finds out how many fit */ \
-            int n_ = round_ < 0 ? 1 : (int)fmax(1, fmin(1e6, (r)->o->seconds / ROUNDS / one_)); \
+        for (int round_ = -1; round_ < (rounds); round_++) { /* the first finds out how many fit */ \
+            int n_ = round_ < 0 ? 1 : (int)fmax(1, fmin(1e6, (r)->o->seconds / (rounds) / one_)); \
             comm_barrier((r)->world);                                                         \
             double start_ = now();                                                            \
             for (int i_ = 0; i_ < n_; i_++) body                                              \
@@ -75,7 +81,7 @@ static real *noise(Rank *r, size_t n) {
         best_;                                                                                \
     })
 
-// ---- compute: a rank's pairs, even over its experts, forward and backward as moe/expert.c does it ---------------------------------
+// ---- compute: a rank's pairs, even over its experts, forward and backward as moe/expert.c does it --------------------
 static double measure_flops(Rank *r) {
     Dev *d = r->d;
     int C = r->C, F = r->F, M = r->rows, J = r->E / r->info->size;
@@ -112,7 +118,7 @@ static double measure_flops(Rank *r) {
     return calls * 18 * C * F * M;
 }
 
-// ---- inside a node: rows into the next rank's window and out of it, as dispatch and combine do ------------------------------------
+// ---- inside a node: rows into the next rank's window and out of it, as dispatch and combine do ------------------------
 static double measure_intra(Rank *r) {
     Dev *d = r->d;
     int C = r->C, M = r->rows, R = r->info->size, G = r->info->G, first = r->info->node * G;
@@ -133,7 +139,7 @@ static double measure_intra(Rank *r) {
     return calls * 2 * M * C * sizeof(real);
 }
 
-// ---- between nodes: a dispatch with each rank's pairs spread evenly over all nodes; `senders` ranks of each node send ---------------
+// ---- between nodes: a dispatch with each rank's pairs spread evenly over all nodes; `senders` ranks of each node send -----
 static int rows_per_node(const Rank *r) { return r->rows / r->info->N > 0 ? r->rows / r->info->N : 1; }
 
 // Bytes per second of a sending rank
@@ -147,11 +153,11 @@ static double measure_inter(Rank *r, int senders) {
     free(host);
     size_t row = (size_t)C * sizeof(real), bytes = SIZE(i->N, room, (int64_t)row);
     Rows rows = {comm_window(r->world, bytes, "calibration")[i->rank], comm_window(r->world, bytes, "calibration")[i->rank], row};
-    double seconds = SECONDS_PER_CALL(r, { comm_rows(r->world, &rows, 1, n_recv, n_send, 0, room); });
+    double seconds = SECONDS_PER_CALL(r, ROUNDS, { comm_rows(r->world, &rows, 1, n_recv, n_send, 0, room); });
     return (double)(i->N - 1) * room * (double)row / seconds;
 }
 
-// ---- what copies cost however small: weights out twice, a gradient back, each with messages of one row and the node's barrier ---------
+// ---- what copies cost however small: weights out twice, a gradient back, each with messages of one row and a barrier ----
 static double measure_fixed(Rank *r) {
     const CommInfo *i = r->info;
     BlockSeg seg[2] = {{(i->node + 1) % i->N, i->rank, 0}, {(i->node + i->N - 1) % i->N, i->rank, 0}}; // to, from
@@ -161,7 +167,8 @@ static double measure_fixed(Rank *r) {
     dev_upload(r->d, count, &n, sizeof n);
     size_t row = (size_t)r->C * sizeof(real);
     void **from = comm_window(r->world, row, "calibration"), **to = comm_window(r->world, row, "calibration");
-    return 3 * SECONDS_PER_CALL(r, {
+    // short rounds: what is measured is delay, the first to suffer from other programs
+    return 3 * SECONDS_PER_CALL(r, 20 * ROUNDS, {
         comm_blocks_start(r->world, to, list + 1, count, (const void *const *)from, list, count, row, 0, row);
         comm_blocks_finish(r->world);
         comm_node_barrier(r->world);
@@ -171,16 +178,17 @@ static double measure_fixed(Rank *r) {
 // ---- the file --------------------------------------------------------------------------------------------------------------
 static void describe(const Rank *r, double flops, double intra, double inter, double alone, double fixed) {
     const CommInfo *i = r->info;
-    char host[256] = "", day[32];
+    char day[32];
     time_t t = time(NULL);
     struct tm utc;
     gmtime_r(&t, &utc);
     strftime(day, sizeof day, "%Y-%m-%d", &utc);
-    gethostname(host, sizeof host - 1);
-    printf("# Measured by build/calibrate (scripts/calibrate) on %s: %d ranks on %d node%s, %s; %s each.\n", day, i->size, i->N, i->N == 1 ? "" : "s",
-           i->name, dev_name(r->d));
-    printf("# Shapes: width %d, experts %d of width %d, %d per token, %d tokens per rank. All ranks at once, %d bytes a number, best of %d rounds.\n",
-           r->C, r->E, r->F, r->K, r->BT, (int)sizeof(real), ROUNDS);
+    printf("# Measured by scripts/calibrate on %s: %d ranks on %d node%s, %s; %s each.\n", day, i->size, i->N, i->N == 1 ? "" : "s", i->name,
+           dev_name(r->d));
+    printf("# Shapes: width %d, %d experts of width %d, %d per token, %d tokens per rank. All ranks at once; the best of %d rounds.\n", r->C,
+           r->E, r->F, r->K, r->BT, ROUNDS);
+    if (r->o->cpu_time)
+        printf("# flops, intra_bytes_s: by processor time, of which a rank has %.3g cores', so that other programs do not count.\n", r->cores);
     printf("# Keys: topoep/clusters/h800-4x8.conf.\n");
     printf("name = %s\nnodes = %d\nranks_per_node = %d\nslots = %d\n", r->o->name, i->N, i->G, (int)r->o->slots);
     printf("flops = %.3g # of a rank: grouped products, forward and backward, %d rows per expert\n", flops, r->rows / (r->E / i->size));
@@ -201,12 +209,14 @@ static void body(Comm *world, void *arg) {
     const Settings *o = arg;
     Rank r = {.o = o, .world = world, .info = comm_info(world), .C = (int)o->width, .F = (int)o->expert_width, .E = (int)o->experts,
               .K = (int)o->topk, .BT = (int)o->tokens};
-    int R = r.info->size, cores = (int)sysconf(_SC_NPROCESSORS_ONLN) / r.info->local_ranks;
+    int R = r.info->size, all_cores = (int)sysconf(_SC_NPROCESSORS_ONLN), cores = all_cores / r.info->local_ranks;
     CHECK_USAGE(r.E % R == 0, "%d experts on %d ranks: every rank must hold as many (hint: --experts)", r.E, R);
     CHECK_USAGE(r.K <= r.E, "--topk is %d, expected at most --experts, %d", r.K, r.E);
     CHECK_USAGE(SIZE(r.BT, r.K) <= 1 << 24, "%d tokens x %d per rank: expected at most %d pairs", r.BT, r.K, 1 << 24);
     r.rows = r.BT * r.K;
-    r.d = dev_init((DevOptions){.threads = o->threads ? (int)o->threads : cores > 0 ? cores : 1});
+    int n_threads = o->threads ? (int)o->threads : cores > 0 ? cores : 1;
+    r.cores = fmin(n_threads, (double)all_cores / r.info->local_ranks);
+    r.d = dev_init((DevOptions){.threads = n_threads});
     double flops = measure_flops(&r), intra = measure_intra(&r), inter = 0, alone = 0;
     if (r.info->N > 1) inter = measure_inter(&r, r.info->G), alone = measure_inter(&r, 1);
     double fixed = measure_fixed(&r);
@@ -231,6 +241,7 @@ int main(int argc, char **argv) {
                     {"slots", FLAG_INT, &o.slots, 0, PLAN_MAX_S, NULL, "copies of experts a rank may hold", 0},
                     {"dedup", FLAG_INT, &o.dedup, 0, 1, NULL, "1: a token going to several experts of another node crosses once", 0},
                     {"overlap", FLAG_INT, &o.overlap, 0, 1000, NULL, "share of the copies' time that computation hides, per mille", 0},
+                    {"cpu-time", FLAG_BOOL, &o.cpu_time, 0, 0, NULL, "processor time for what a rank does alone, on a busy CPU", 0},
                     {"seconds", FLAG_DOUBLE, &o.seconds, 0.01, 3600, NULL, "time for each figure (s)", 0},
                     {0}};
     int n = flags_parse(flags, "calibrate", "measures this machine's rates and prints them as a file for --cluster", argc, argv);
