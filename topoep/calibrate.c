@@ -48,7 +48,7 @@ static real *noise(Rank *r, size_t n) {
     return x;
 }
 
-// Calls body until a round's share of --seconds is over. Returns the calls per second of a rank, mean over the ranks, in the best round.
+// Calls body until a round's share of --seconds is over. Calls per second of a rank, mean over the ranks, in the best round.
 #define CALLS_PER_SECOND(r, body)                                                             \
     ({                                                                                        \
         double best_ = 0;                                                                     \
@@ -147,7 +147,8 @@ static double measure_inter(Rank *r, int senders) {
     Dev *d = r->d;
     const CommInfo *i = r->info;
     int C = r->C, room = rows_per_node(r), *host = host_alloc(SIZE(i->N, sizeof(int)));
-    int *n_send = dev_alloc(d, SIZE(i->N, sizeof(int)), "calibration"), *n_recv = dev_alloc(d, SIZE(i->N, sizeof(int)), "calibration");
+    int *n_send = dev_alloc(d, SIZE(i->N, sizeof(int)), "calibration");
+    int *n_recv = dev_alloc(d, SIZE(i->N, sizeof(int)), "calibration");
     for (int n = 0; n < i->N; n++) host[n] = n != i->node && i->rank % i->G < senders ? room : 0;
     dev_upload(d, n_send, host, SIZE(i->N, sizeof(int)));
     free(host);
@@ -225,7 +226,8 @@ static void body(Comm *world, void *arg) {
 }
 
 int main(int argc, char **argv) {
-    Settings o = {.width = 128, .expert_width = 192, .experts = 8, .topk = 2, .tokens = 1024, .slots = 2, .dedup = 1, .seconds = 1, .name = "measured"};
+    Settings o = {.width = 128, .expert_width = 192, .experts = 8, .topk = 2, .tokens = 1024, .slots = 2, .dedup = 1, .seconds = 1,
+                  .name = "measured"};
     Flag flags[] = {{"", FLAG_INT, NULL, 0, 0, NULL, "shapes to measure at", 0},
                     {"width", FLAG_INT, &o.width, 1, 1 << 20, NULL, "hidden width C", 0},
                     {"expert-width", FLAG_INT, &o.expert_width, 1, 1 << 20, NULL, "hidden width of an expert", 0},
