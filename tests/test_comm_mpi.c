@@ -20,7 +20,7 @@ static void body(Comm *c, void *arg) {
     if (!strcmp(t->what, "die")) CHECK_NUMERIC(!mine, "a fault of one rank");
     if (!strcmp(t->what, "kill") && mine) raise(SIGKILL);
     if (!strcmp(t->what, "leave") && mine) _exit(0);
-    if (!strcmp(t->what, "late") && mine) usleep(10 * 1000 * 1000);
+    if (!strcmp(t->what, "late") && mine) sleep(30);
     if (!strcmp(t->what, "die-openmp") && mine)
 #pragma omp parallel num_threads(4)
         CHECK_NUMERIC(0, "a fault of all threads");
