@@ -49,7 +49,7 @@ hosts    = $(wildcard kernels/*.c kernels/cpu/comm_mpi.c kernels/cpu/comm_thread
 sources  = $(filter-out $(tools:%=%.c),$(hosts) $(if $(filter cpu,$(BACKEND)),$(wildcard kernels/cpu/*.c)))
 cu       = $(if $(filter-out cpu,$(BACKEND)),$(wildcard kernels/cuda/*.cu)) $(if $(filter emu,$(BACKEND)),$(wildcard tests/emu/*.cc))
 objects  = $(sort $(sources:%.c=$(BUILD)/obj/%.o)) $(addprefix $(BUILD)/obj/,$(addsuffix .o,$(basename $(cu))))
-tests    = $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c)) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests)) $(if $(filter emu,$(BACKEND)),$(BUILD)/test_emu)
+tests    = $(patsubst tests/%.c,$(BUILD)/%,$(filter-out $(if $(filter-out cpu,$(BACKEND)),tests/test_cpu_%),$(wildcard tests/test_*.c))) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests)) $(if $(filter emu,$(BACKEND)),$(BUILD)/test_emu)
 cu_tests = $(patsubst tests/cuda/%.c,$(BUILD)/%,$(wildcard tests/cuda/test_*.c))
 oracles  = $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/ref/*.c tests/common/*.c))
 
