@@ -67,6 +67,14 @@ void dev_download(Dev *d, void *host, const void *src, size_t bytes);
 void dev_copy(Dev *d, void *dst, const void *src, size_t bytes);
 void dev_zero(Dev *d, void *dst, size_t bytes);
 
+// ---- a step that repeats -------------------------------------------------------------------------------------------
+// From begin to end ops are recorded instead of run, with their arguments: pointers, sizes, numbers. dev_replay runs the record (a
+// CUDA graph), once or many times. What differs from step to step lies in device memory; nothing in between may wait for the
+// device. dev_record_begin returns 0 where ops are not recorded but run as ever (CPU).
+int dev_record_begin(Dev *d);
+void dev_record_end(Dev *d);
+void dev_replay(Dev *d);
+
 // ---- clock: where a step's time goes ------------------------------------------------------------------------------
 typedef enum { STAGE_OTHER, STAGE_EMBED, STAGE_ATTENTION, STAGE_ROUTER, STAGE_COUNTS, STAGE_PLAN, STAGE_COPIES, STAGE_DISPATCH,
                STAGE_EXPERTS, STAGE_COMBINE, STAGE_HEAD, STAGE_REDUCE, STAGE_OPTIMIZER, STAGE_WAIT, STAGES } Stage;
@@ -197,6 +205,10 @@ void dev_sumsq(Dev *d, double *out, const wide *x, size_t n);
 void dev_dot(Dev *d, double *out, const wide *x, const wide *y, size_t n, double scale);
 
 // ---- optimizer ---------------------------------------------------------------------------------------------------
+// *veto = NaN where *sum is not finite or one of bad (n; NULL: none) is not 0; else 0. Added to a sum of squares that all ranks share,
+// it keeps all of them from an update.
+void dev_veto(Dev *d, double *veto, const double *sum, const int *bad, int n);
+void dev_total(Dev *d, double *x, int n); // x[0] += x[1] + ... + x[n-1], in this order
 // *factor = norm > max_norm ? max_norm / norm : 1, norm = sqrt(*sumsq); max_norm <= 0 never clips; NaN where *sumsq is not finite
 void dev_clip_factor(Dev *d, wide *factor, const double *sumsq, double max_norm);
 typedef struct Update { // of one step: lies in device memory, so that a recorded step reads the present one
@@ -213,8 +225,8 @@ void dev_sgd(Dev *d, real *w, wide *master, const wide *g, const wide *factor, s
 // y[i] = x[i]    y overwritten
 void dev_widen(Dev *d, wide *y, const real *x, size_t n);
 void dev_narrow(Dev *d, real *y, const wide *x, size_t n); // rounded to the nearest
-// bias[e] += rate * sign(mean count - count[e]) (loss-free balancing, 2408.15664); count (E) int64
-void dev_bias_update(Dev *d, wide *bias, const int64_t *count, int E, double rate);
+// bias[e] += rate * sign(mean count - count[e]) (loss-free balancing, 2408.15664), unless *factor is no number; count (E) int64
+void dev_bias_update(Dev *d, wide *bias, const int64_t *count, const wide *factor, int E, double rate);
 
 // ---- initial values ------------------------------------------------------------------------------------------------
 // w[i] = std * normal(seed, stream, first + i): the same whatever part of a tensor a rank holds

@@ -20,7 +20,7 @@ static void backward_block(Model *m, int l) {
     dev_linear_dx(d, m->d_att, NULL, m->dx, b->w_o, BT, C, NH * HS);
     dev_linear_dw(d, b->g_o, m->dx, b->att, BT, C, NH * HS);
     dev_attention_bwd(d, m->d_qk, m->d_qk + NH * HS, m->d_qkv + ld_qk, m->d_att, b->att, b->lse, b->qk, k, v,
-                      m->masked ? m->first : NULL, shape);
+                      m->masked ? m->first + m->at : NULL, shape);
     dev_qk_rope_bwd(d, m->d_qkv, b->g_qnorm, b->g_knorm, m->d_qk, b->qkv, b->w_qnorm, b->w_knorm, b->qk_rstd, B, T, NH, NKV,
                     HS, c->theta);
     dev_linear_dx(d, m->dn, NULL, m->d_qkv, b->w_qkv, BT, ld_qkv, C);
@@ -36,7 +36,7 @@ void model_backward(Model *m) {
     dev_rmsnorm_bwd(d, m->dx, m->g_norm, NULL, m->d_nf, m->x_last, m->w_norm, m->rstdf, BT, C);
     for (int l = m->c.L - 1; l >= 0; l--) backward_block(m, l);
     dev_stage(d, STAGE_EMBED);
-    dev_embed_bwd(d, m->g_embed, m->dx, m->tok, BT, C);
+    dev_embed_bwd(d, m->g_embed, m->dx, m->tok + m->at, BT, C);
     dev_stage(d, STAGE_OTHER);
     m->trained = 0;
 }

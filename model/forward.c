@@ -33,7 +33,7 @@ static void forward_head(Model *m, int BT, int train, wide scale) {
         int rows = BT - t < m->head_rows ? BT - t : m->head_rows;
         real *nf = m->nf + SIZE(t, C);
         dev_linear(d, m->logits, NULL, nf, m->w_head, rows, V, C);
-        dev_cross_entropy(d, m->nll + t, m->logits, m->target + t, rows, V, scale, train);
+        dev_cross_entropy(d, m->nll + t, m->logits, m->target + m->at + t, rows, V, scale, train);
         if (!train) continue;
         dev_linear_dx(d, m->d_nf + SIZE(t, C), NULL, m->logits, m->w_head, rows, V, C);
         dev_linear_dw(d, m->g_head, m->logits, nf, rows, V, C);
@@ -42,25 +42,36 @@ static void forward_head(Model *m, int BT, int train, wide scale) {
     dev_stage(d, STAGE_OTHER);
 }
 
-void model_forward(Model *m, const int *tok, const int *target, const int *first, int B, int T, int micro, int64_t step_tokens,
-                   int train) {
-    CHECK_USAGE(B >= 0 && B <= m->run.max_B && T >= 1 && T <= m->run.T,
-                "a microbatch of %d sequences of %d tokens, the model has room for %d of %d", B, T, m->run.max_B, m->run.T);
+void model_load(Model *m, const int *tok, const int *target, const int *first, int B, int T, int micro) {
+    CHECK_USAGE(B >= 0 && B <= m->run.max_B && T >= 1 && T <= m->run.T && micro >= 0 && micro < m->run.micros,
+                "microbatch %d of %d sequences of %d tokens, the model has room for %d of %d of %d", micro, B, T, m->run.micros, m->run.max_B,
+                m->run.T);
+    size_t at = SIZE(micro, m->run.max_B, m->run.T), bytes = SIZE(B, T, sizeof(int));
+    m->masked = m->c.doc_mask && first;
+    dev_upload(m->d, m->tok + at, tok, bytes);
+    dev_upload(m->d, m->target + at, target, bytes);
+    if (m->masked) dev_upload(m->d, m->first + at, first, bytes);
+}
+
+void model_pass(Model *m, int B, int T, int micro, int64_t step_tokens, int train) {
     CHECK_USAGE(!train || m->run.training, "the model was made without gradients, it cannot train");
     const ModelConfig *c = &m->c;
     Dev *d = m->d;
     int BT = B * T;
     // of a token in an MoE layer's losses
     double weight = m->n_moe && step_tokens ? 1.0 / ((double)m->n_moe * (double)step_tokens) : 0;
-    m->B = B, m->T = T, m->masked = c->doc_mask && first, m->trained = train, m->cached = 0;
+    m->B = B, m->T = T, m->at = SIZE(micro, m->run.max_B, m->run.T), m->trained = train, m->cached = 0;
     m->pass = (MoePass){.aux_scale = m->run.aux_coef * weight, .z_scale = m->run.z_coef * weight, .micro = micro, .count = train};
 
     dev_stage(d, STAGE_EMBED);
-    dev_upload(d, m->tok, tok, SIZE(BT, sizeof(int)));
-    dev_upload(d, m->target, target, SIZE(BT, sizeof(int)));
-    if (m->masked) dev_upload(d, m->first, first, SIZE(BT, sizeof(int)));
-    dev_embed(d, m->blocks[0].x, m->w_embed, m->tok, BT, c->C);
-    for (int l = 0; l < c->L; l++)
-        forward_block(m, l, l + 1 < c->L ? m->blocks[l + 1].x : m->x_last, B, T, 0, m->masked ? m->first : NULL, m->pass);
+    dev_embed(d, m->blocks[0].x, m->w_embed, m->tok + m->at, BT, c->C);
+    const int *first = m->masked ? m->first + m->at : NULL;
+    for (int l = 0; l < c->L; l++) forward_block(m, l, l + 1 < c->L ? m->blocks[l + 1].x : m->x_last, B, T, 0, first, m->pass);
     forward_head(m, BT, train, step_tokens ? (wide)(1.0 / (double)step_tokens) : 0);
+}
+
+void model_forward(Model *m, const int *tok, const int *target, const int *first, int B, int T, int micro, int64_t step_tokens,
+                   int train) {
+    model_load(m, tok, target, first, B, T, micro);
+    model_pass(m, B, T, micro, step_tokens, train);
 }

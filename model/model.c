@@ -62,10 +62,10 @@ static void alloc_shared(Model *m) {
     m->logits = dev_alloc(d, SIZE(m->head_rows, c->V, sizeof(real)), "logits");
     m->nll = dev_alloc(d, SIZE(n, sizeof(wide)), "losses of tokens");
     m->nll_sum = dev_alloc(d, sizeof(double), "loss");
-    m->sumsq = dev_alloc(d, 2 * sizeof(double), "gradient norm");
-    m->tok = dev_alloc(d, SIZE(n, sizeof(int)), "tokens");
-    m->target = dev_alloc(d, SIZE(n, sizeof(int)), "targets");
-    m->first = dev_alloc(d, SIZE(n, sizeof(int)), "document starts");
+    m->sumsq = dev_alloc(d, 3 * sizeof(double), "gradient norm");
+    m->tok = dev_alloc(d, SIZE(m->run.micros, n, sizeof(int)), "tokens");
+    m->target = dev_alloc(d, SIZE(m->run.micros, n, sizeof(int)), "targets");
+    m->first = dev_alloc(d, SIZE(m->run.micros, n, sizeof(int)), "document starts");
     m->row = host_alloc(SIZE(c->V, sizeof(real)));
     if (any_dense) m->h = dev_alloc(d, SIZE(n, c->F_dense, sizeof(real)), "hidden of dense layers");
     dev_zero(d, m->nll_sum, sizeof(double));
@@ -193,15 +193,19 @@ void model_reduce_grads(Model *m) {
 
 double *model_grad_norm(Model *m, double *norm) {
     dev_stage(m->d, STAGE_REDUCE);
+    int layers = 0;
+    const int *faults = m->moe ? moe_faults(m->moe, &layers) : NULL;
     dev_zero(m->d, m->sumsq, 2 * sizeof(double));
     dev_sumsq(m->d, &m->sumsq[0], m->ps.repl_g, m->ps.n_repl);
     dev_sumsq(m->d, &m->sumsq[1], m->ps.expert_g, m->ps.n_expert);
-    double part[2];
-    dev_download(m->d, part, m->sumsq, sizeof part);
-    comm_sum_double(m->ep, &part[1], 1); // every EP group holds the same experts, with equal gradients by now
-    double total = part[0] + part[1];
-    dev_upload(m->d, m->sumsq, &total, sizeof total);
-    if (norm) *norm = sqrt(total);
+    dev_veto(m->d, &m->sumsq[2], m->nll_sum, faults, layers);
+    comm_dev_sum_double(m->ep, &m->sumsq[1], 1); // every EP group holds the same experts, with equal gradients by now
+    comm_dev_sum_double(m->world, &m->sumsq[2], 1);
+    dev_total(m->d, m->sumsq, 3);
+    if (norm) {
+        dev_download(m->d, norm, m->sumsq, sizeof *norm);
+        *norm = sqrt(*norm);
+    }
     dev_stage(m->d, STAGE_OTHER);
     return m->sumsq;
 }

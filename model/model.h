@@ -111,13 +111,16 @@ const ModelConfig *model_config(const Model *m);
 // train = 1: also computes the head's gradient (fused), so that model_backward can follow; 0: evaluation, counts nothing.
 void model_forward(Model *m, const int *tok, const int *target, const int *first, int B, int T, int micro, int64_t step_tokens,
                    int train);
+// Its two parts: what the step's microbatches are, and ops alone, which a step can record.
+void model_load(Model *m, const int *tok, const int *target, const int *first, int B, int T, int micro);
+void model_pass(Model *m, int B, int T, int micro, int64_t step_tokens, int train);
 void model_backward(Model *m);          // of the last model_forward; gradients accumulate
 void model_zero_grad(Model *m);
 double model_nll(Model *m);             // this rank's sum of nll since the last call, and starts again from 0; a host read
 // Sums replicated gradients over the world and expert gradients over the replicas of each EP group (in rank order).
 void model_reduce_grads(Model *m);
 // Global gradient norm: replicated once, every expert once; the same bits on all ranks. Puts its square at the returned device
-// double, and the value in *norm if norm is not NULL (a host read).
+// double, and the value in *norm if norm is not NULL (a host read). NaN on all ranks where a rank's nll or a router's score is none.
 double *model_grad_norm(Model *m, double *norm);
 
 // Inference with a key/value cache for one sequence: logits (V, host) after token `tok` at position `pos` (0 clears the cache).

@@ -42,13 +42,14 @@ struct Model {
     real *logits;                // (head_rows,V)
     wide *nll;                   // (n)
     double *nll_sum;             // (1)
-    double *sumsq;               // (2) of all gradients; of this rank's experts'
-    int *tok, *target, *first;   // (n)
+    double *sumsq;               // (3) of all gradients; of this rank's experts'; a veto (dev_veto)
+    int *tok, *target, *first;   // (micros,n)
     real *h, *dh;                // (n,F_dense)
     real *dx, *dn, *d_att, *d_qk, *d_qkv; // gradients of x, n1 or n2, att, qk, qkv
     real *row;                   // host (V): a row of logits on its way out
     // the last forward
     int B, T, masked, trained;
+    size_t at;                   // its tokens' place in tok, target, first
     MoePass pass;
     int cached;                  // positions whose keys and values are in qk and qkv, of one sequence
 };

@@ -67,6 +67,7 @@ struct Moe {
     int64_t *traffic_host;    // (micros,layers,2)
     int64_t *seen_host;       // (layers,E) of the world, as the last moe_stats summed them
     int64_t *seen_dev;        // (layers,E) all layers' seen
+    int64_t *seen_sum;        // (layers,E) of the world
     double *losses_dev;       // (layers,2) all layers' losses
     int *bad_dev;             // (layers)
 };

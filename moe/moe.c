@@ -207,6 +207,7 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
     m->p = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
     m->seen_all = dev_alloc(d, SIZE(E, sizeof(int64_t)), "router");
     m->seen_dev = dev_alloc(d, SIZE(c.layers, E, sizeof(int64_t)), "router");
+    m->seen_sum = dev_alloc(d, SIZE(c.layers, E, sizeof(int64_t)), "router");
     m->losses_dev = dev_alloc(d, SIZE(c.layers, 2, sizeof(double)), "router");
     m->bad_dev = dev_alloc(d, SIZE(c.layers, sizeof(int)), "router");
     dev_zero(d, m->seen_dev, SIZE(c.layers, E, sizeof(int64_t)));
@@ -320,13 +321,17 @@ void moe_stats(Moe *m, MoeStats *s) {
     dev_zero(m->d, m->info, SIZE(c->micros, layers, sizeof(PlanInfo)));
 }
 
-void moe_update_bias(Moe *m, double rate) {
-    size_t bytes = SIZE(m->c.E, sizeof(int64_t));
-    for (int i = 0; i < m->c.layers; i++) {
-        if (!m->layer[i].p.bias) continue;
-        dev_upload(m->d, m->seen_all, m->seen_host + (size_t)i * m->c.E, bytes);
-        dev_bias_update(m->d, m->layer[i].p.bias, m->seen_all, m->c.E, rate);
-    }
+void moe_update_bias(Moe *m, double rate, const wide *factor) {
+    int E = m->c.E, n = m->c.layers * E;
+    dev_copy(m->d, m->seen_sum, m->seen_dev, SIZE(n, sizeof(int64_t)));
+    comm_dev_sum_int64(m->world, m->seen_sum, n);
+    for (int i = 0; i < m->c.layers; i++)
+        if (m->layer[i].p.bias) dev_bias_update(m->d, m->layer[i].p.bias, m->seen_sum + (size_t)i * E, factor, E, rate);
+}
+
+const int *moe_faults(const Moe *m, int *n) {
+    *n = m->c.layers;
+    return m->bad_dev;
 }
 
 int moe_crossing_pairs(const Moe *m) { return route_pairs(m->shape); }

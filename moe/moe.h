@@ -86,7 +86,10 @@ typedef struct MoeStats {
 // Collective over the world. Reads and resets the step's statistics; stops (STATUS_NUMERIC) naming layer and token if the
 // router met a NaN. s->seen is the Moe's own memory, valid until the next call.
 void moe_stats(Moe *m, MoeStats *s);
-void moe_update_bias(Moe *m, double rate); // loss-free balancing from the counts moe_stats has just summed
+// Ops, before moe_stats. Loss-free balancing from the step's counts, nothing where *factor (device) is no number. And where a router
+// notes that it met a NaN: (n) on the device, 0 = none.
+void moe_update_bias(Moe *m, double rate, const wide *factor);
+const int *moe_faults(const Moe *m, int *n);
 // Demand matrix (R,E) and plan of (micro, layer) of the step that moe_stats last read, for traces and checks; and this rank's traffic:
 // rows it sent to other nodes, and pairs among them that were passed on to another rank there.
 void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info, int64_t traffic[2]);

@@ -127,14 +127,14 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
         model_reduce_grads(m);
         double norm, nll = model_nll(m), *sumsq = model_grad_norm(m, &norm);
         comm_sum_double(world, &nll, 1);
+        if (step == 0) collect(res, d, ps, rank, s.ep, 1);
+        optimizer_set(opt, d, 0.02, step + 1);
+        optimizer_step(opt, d, ps, sumsq);
+        moe_update_bias(moe, 0.01, opt->factor);
         MoeStats stats;
         moe_stats(moe, &stats);
         moe_check_hashes(moe);
         int64_t planned = planned_bytes(job, moe);
-        if (step == 0) collect(res, d, ps, rank, s.ep, 1);
-        optimizer_set(opt, d, 0.02, step + 1);
-        optimizer_step(opt, d, ps, sumsq);
-        moe_update_bias(moe, 0.01);
         comm_barrier(world);
         if (rank == 0) {
             res->loss[step] = nll / (B * T), res->norm[step] = norm, res->aux[step] = stats.aux;

@@ -349,7 +349,7 @@ static void test_bias_update(void **state) {
         Lab *l = lab_open(1);
         double before[4] = {0.5, 0, -0.25, 0}, want[4], bound[4];
         wide *bias = lab_wide(l, before, 4);
-        dev_bias_update(l->d, bias, lab_bytes(l, count[i], sizeof count[i]), 4, 1e-3);
+        dev_bias_update(l->d, bias, lab_bytes(l, count[i], sizeof count[i]), lab_wide(l, &(double){1}, 1), 4, 1e-3);
         for (int e = 0; e < 4; e++) {
             want[e] = before[e] + 1e-3 * sign[i][e];
             bound[e] = 2 * REAL_EPS * (fabs(before[e]) + 1e-3);

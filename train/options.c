@@ -110,6 +110,7 @@ static void table_running(Table *t) {
     yes(t, "dedup", &o->dedup, "a token that goes to several ranks of another node crosses once");
     Flag plan[] = {PLAN_FLAGS(o->how)};
     for (size_t i = 0; i < sizeof plan / sizeof *plan; i++) add(t, plan[i]);
+    yes(t, "cuda-graph", &o->cuda_graph, "on a GPU, record the step once and replay it");
     yes(t, "check-plans", &o->check_plans, "compare all ranks' plans at every step");
     heading(t, "observing (never changes the training)");
     whole(t, "log-every", &o->log_every, 1, NO_LIMIT, "steps between lines on the terminal; OUT/log.jsonl has every step");
@@ -232,7 +233,7 @@ void options_init(Options *o) {
     *o = (Options){.data = "data/austen", .steps = 1000, .batch = 16, .lr = 3e-3, .min_lr = -1, .warmup = -1, .decay_steps = -1,
                    .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1, .seed = 1, .slots = -1,
                    .aux_loss = 0.01, .z_loss = 0.001, .bias_rate = 0.001, .log_every = 1, .eval_every = 100,
-                   .eval_windows = 256, .sample_tokens = 128, .dedup = 1, .how = plan_flags_default};
+                   .eval_windows = 256, .sample_tokens = 128, .dedup = 1, .cuda_graph = 1, .how = plan_flags_default};
     int at = 0;
     for (o->balance = 0; o->balance <= BALANCE_UNIFORM; o->balance++)
         at += snprintf(o->balance_choices + at, sizeof o->balance_choices - (size_t)at, "%s%s", at ? "|" : "", options_balance(o));

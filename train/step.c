@@ -20,6 +20,7 @@ static void load_micro(Trainer *t, int micro) {
         size_t at = SIZE(b, T);
         loader_sample(t->train, i + b, t->tok + at, t->target + at, t->c.doc_mask ? t->first + at : NULL);
     }
+    model_load(t->m, t->tok, t->target, t->c.doc_mask ? t->first : NULL, B, T, micro);
 }
 
 static void collect_times(Trainer *t, StepStats *s) {
@@ -45,39 +46,62 @@ static void collect_times(Trainer *t, StepStats *s) {
     s->plan_share = (s->plan_us + s->counts_us) / s->moe_us;
 }
 
-void trainer_step(Trainer *t, StepStats *s) {
-    int T = t->c.T;
-    int64_t step_tokens = t->o.batch * T;
-    double begin = now_ms(), discard[STAGES];
-    *s = (StepStats){.step = t->at.step + 1, .tokens = t->at.tokens + step_tokens, .has_moe = t->moe != NULL};
-    dev_stage_read(t->d, discard);
-
+// From the first op to the last: nothing is read back, so that a device can record it.
+static void step_ops(Trainer *t) {
     model_zero_grad(t->m);
     for (int micro = 0; micro < t->share.micros; micro++) {
-        load_micro(t, micro);
-        model_forward(t->m, t->tok, t->target, t->c.doc_mask ? t->first : NULL, t->share.micro, T, micro, step_tokens, 1);
+        model_pass(t->m, t->share.micro, t->c.T, micro, t->o.batch * t->c.T, 1);
         model_backward(t->m);
     }
     model_reduce_grads(t->m);
-    const double *sumsq = model_grad_norm(t->m, &s->grad_norm);
+    const double *sumsq = model_grad_norm(t->m, NULL);
+    dev_stage(t->d, STAGE_OPTIMIZER);
+    optimizer_step(&t->opt, t->d, t->ps, sumsq);
+    if (t->moe && t->c.bias && t->o.bias_rate > 0) moe_update_bias(t->moe, t->o.bias_rate, t->opt.factor);
+    dev_stage(t->d, STAGE_WAIT);
+    comm_dev_barrier(t->world); // peers read this rank's experts: not before they are updated
+    dev_stage(t->d, STAGE_OTHER);
+    t->sumsq = sumsq;
+}
+
+// The first step runs as it is called, and makes what is made at a first use; the second is recorded.
+static void step_run(Trainer *t) {
+    if (!t->recorded && t->steps_run > 0 && t->o.cuda_graph && dev_record_begin(t->d)) {
+        step_ops(t);
+        dev_record_end(t->d);
+        t->recorded = 1;
+    }
+    if (t->recorded) dev_replay(t->d);
+    else step_ops(t);
+    t->steps_run++;
+}
+
+// What the step left behind, and whether it updated anything: not where loss or gradients are not finite, or a router's scores.
+static void step_read(Trainer *t, StepStats *s) {
+    dev_download(t->d, &s->grad_norm, t->sumsq, sizeof s->grad_norm);
+    s->grad_norm = sqrt(s->grad_norm);
     s->loss = model_nll(t->m);
     comm_sum_double(t->world, &s->loss, 1);
-    s->loss /= (double)step_tokens;
+    s->loss /= (double)(t->o.batch * t->c.T);
     int finite = isfinite(s->loss) && isfinite(s->grad_norm); // the same on all ranks, as both are sums over them
     if (!finite && t->info->rank == 0)
         fprintf(stderr, "step %lld: loss %g, gradient norm %g; nothing was updated\n", (long long)s->step, s->loss, s->grad_norm);
     if (t->moe) moe_stats(t->moe, &s->moe); // stops where a router met a NaN, with its place
     CHECK_NUMERIC(finite, "the loss or the gradient norm is not a finite number (hint: resume from the last checkpoint with a lower --lr)");
     if (t->moe && t->o.check_plans) moe_check_hashes(t->moe);
+}
 
+void trainer_step(Trainer *t, StepStats *s) {
+    int64_t step_tokens = t->o.batch * t->c.T;
+    double begin = now_ms(), discard[STAGES];
+    *s = (StepStats){.step = t->at.step + 1, .tokens = t->at.tokens + step_tokens, .has_moe = t->moe != NULL};
     s->lr = schedule_lr(&t->schedule, s->step);
-    dev_stage(t->d, STAGE_OPTIMIZER);
+    dev_stage_read(t->d, discard);
+
+    for (int micro = 0; micro < t->share.micros; micro++) load_micro(t, micro);
     optimizer_set(&t->opt, t->d, s->lr, s->step);
-    optimizer_step(&t->opt, t->d, t->ps, sumsq);
-    if (t->moe && t->c.bias && t->o.bias_rate > 0) moe_update_bias(t->moe, t->o.bias_rate);
-    dev_stage(t->d, STAGE_WAIT);
-    comm_barrier(t->world); // peers read this rank's experts: not before they are updated
-    dev_stage(t->d, STAGE_OTHER);
+    step_run(t);
+    step_read(t, s);
 
     t->at = (Progress){.step = s->step, .samples = t->at.samples + t->o.batch, .tokens = s->tokens};
     s->step_ms = now_ms() - begin;

@@ -59,6 +59,8 @@ typedef struct Trainer {
     Moe *moe;                // NULL when no layer is one
     Optimizer opt;
     Progress at;
+    const double *sumsq;     // device: the last step's square of the gradient norm
+    int steps_run, recorded; // by this process; whether the device holds a record of the step
     char *out;               // run folder
     int lock;                // rank 0: holds it (folder_make); -1 elsewhere
     char *resumed;           // checkpoint that the run continues, NULL for a new one

@@ -125,6 +125,11 @@ void dev_zero(Dev *d, void *dst, size_t bytes) {
     dev_leave(d);
 }
 
+// ---- a step that repeats: runs as it is called ---------------------------------------------------------------------
+int dev_record_begin(Dev *d) { return (void)d, 0; }
+void dev_record_end(Dev *d) { (void)d; }
+void dev_replay(Dev *d) { (void)d; }
+
 // ---- clock ---------------------------------------------------------------------------------------------------------
 const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "router", "counts", "plan",      "copies",
                                          "dispatch", "experts", "combine",  "head",   "reduce", "optimizer", "wait"};

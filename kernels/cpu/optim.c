@@ -50,6 +50,20 @@ void dev_sgd(Dev *d, real *w, wide *master, const wide *g, const wide *factor, s
 void dev_widen(Dev *d, wide *y, const real *x, size_t n) { dev_copy(d, y, x, n * sizeof(real)); }
 void dev_narrow(Dev *d, real *y, const wide *x, size_t n) { dev_copy(d, y, x, n * sizeof(real)); }
 
+void dev_veto(Dev *d, double *veto, const double *sum, const int *bad, int n) {
+    dev_enter(d);
+    int fault = !isfinite(*sum);
+    for (int i = 0; bad && i < n; i++) fault |= bad[i] != 0;
+    *veto = fault ? NAN : 0;
+    dev_leave(d);
+}
+
+void dev_total(Dev *d, double *x, int n) {
+    dev_enter(d);
+    for (int i = 1; i < n; i++) x[0] += x[i];
+    dev_leave(d);
+}
+
 void dev_clip_factor(Dev *d, wide *factor, const double *sumsq, double max_norm) {
     dev_enter(d);
     double norm = sqrt(*sumsq);
@@ -58,9 +72,10 @@ void dev_clip_factor(Dev *d, wide *factor, const double *sumsq, double max_norm)
 }
 
 // In integers, so that an even count is exactly even: sign(mean - count) = sign(sum - E count)
-void dev_bias_update(Dev *d, wide *bias, const int64_t *count, int E, double rate) {
+void dev_bias_update(Dev *d, wide *bias, const int64_t *count, const wide *factor, int E, double rate) {
     dev_enter(d);
     int64_t sum = 0;
+    if (!isfinite(*factor)) rate = 0;
     for (int e = 0; e < E; e++) sum += count[e];
     for (int e = 0; e < E; e++) {
         int64_t short_of = sum - E * count[e];

@@ -39,6 +39,7 @@ Dev *dev_init(DevOptions options) {
     CHECK_DEVICE(cublasSetStream(d->blas, d->stream) == CUBLAS_STATUS_SUCCESS, "cuBLAS refuses its stream");
     d->work = (char *)dev_alloc(d, WORK_BYTES, "scratch");
     d->clock.mark = (Mark *)host_alloc(MARKS * sizeof(Mark));
+    d->record_clock.mark = (Mark *)host_alloc(MARKS * sizeof(Mark));
     dev_stage(d, STAGE_OTHER);
     return d;
 }
@@ -47,7 +48,9 @@ void dev_free(Dev *d) {
     if (!d) return;
     CUDA_CHECK(cudaSetDevice(d->device)); // the calling thread may never have seen it
     CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    if (d->record) CUDA_CHECK(cudaGraphExecDestroy(d->record));
     for (int i = 0; i < d->clock.made; i++) CUDA_CHECK(cudaEventDestroy(d->clock.mark[i].at));
+    for (int i = 0; i < d->record_clock.made; i++) CUDA_CHECK(cudaEventDestroy(d->record_clock.mark[i].at));
     for (DevBlock *b = d->blocks, *next; b; b = next) {
         next = b->next;
         CUDA_CHECK(cudaFree(b->base));
@@ -57,6 +60,7 @@ void dev_free(Dev *d) {
     CUDA_CHECK(cudaStreamDestroy(d->stream));
     pthread_mutex_destroy(&d->lock);
     free(d->clock.mark);
+    free(d->record_clock.mark);
     free(d);
 }
 
@@ -113,33 +117,67 @@ const char *const stage_names[STAGES] = {"other",   "embed",   "attention", "rou
                                          "dispatch", "experts", "combine",  "head",   "reduce", "optimizer", "wait"};
 
 // An event on the stream at each change of stage; read once, after the step.
-void dev_stage(Dev *d, Stage s) {
-    Clock *c = &d->clock;
-    if (c->n > 0 && d->stage == s) return;
-    d->stage = s;
+static void mark(Dev *d, int stage) {
+    Clock *c = d->recording ? &d->record_clock : &d->clock;
     if (c->n == MARKS) return; // the time from here on goes to the last one's stage
     Mark *m = &c->mark[c->n++];
     if (c->n > c->made) {
         CUDA_CHECK(cudaEventCreate(&m->at));
         c->made = c->n;
     }
-    m->stage = s;
-    CUDA_CHECK(cudaEventRecord(m->at, d->stream));
+    m->stage = stage;
+    CUDA_CHECK(cudaEventRecordWithFlags(m->at, d->stream, d->recording ? cudaEventRecordExternal : cudaEventRecordDefault));
+}
+
+void dev_stage(Dev *d, Stage s) {
+    if (d->stage == s && (d->recording ? d->record_clock.n : d->clock.n)) return;
+    d->stage = s;
+    mark(d, s);
 }
 
 Stage dev_stage_now(const Dev *d) { return d->stage; }
 
-void dev_stage_read(Dev *d, double ms[STAGES]) {
-    Clock *c = &d->clock;
-    memset(ms, 0, STAGES * sizeof *ms);
-    Stage now = d->stage;
-    dev_stage(d, now == STAGE_OTHER ? STAGE_WAIT : STAGE_OTHER); // a mark at the end
-    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+static void clock_add(const Clock *c, double ms[STAGES]) {
     for (int i = 0; i + 1 < c->n; i++) {
         float t = 0;
+        if (c->mark[i].stage < 0) continue;
         CUDA_CHECK(cudaEventElapsedTime(&t, c->mark[i].at, c->mark[i + 1].at));
         ms[c->mark[i].stage] += t;
     }
-    c->n = 0;
-    dev_stage(d, now);
+}
+
+void dev_stage_read(Dev *d, double ms[STAGES]) {
+    memset(ms, 0, STAGES * sizeof *ms);
+    mark(d, -1);
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    clock_add(&d->clock, ms);
+    if (d->replayed) clock_add(&d->record_clock, ms);
+    d->replayed = false;
+    d->clock.n = 0;
+    mark(d, d->stage);
+}
+
+// ---- a step that repeats ---------------------------------------------------------------------------------------------
+int dev_record_begin(Dev *d) {
+    CHECK_DEVICE(!d->recording && !d->record, "a device holds one record, and this one has it already");
+    CUDA_CHECK(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal)); // other ranks may live in this process
+    d->recording = true;
+    mark(d, d->stage);
+    return 1;
+}
+
+void dev_record_end(Dev *d) {
+    cudaGraph_t graph;
+    mark(d, -1);
+    d->recording = false;
+    CUDA_CHECK(cudaStreamEndCapture(d->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&d->record, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+}
+
+void dev_replay(Dev *d) {
+    mark(d, -1); // the record's marks have this time
+    CUDA_CHECK(cudaGraphLaunch(d->record, d->stream));
+    d->replayed = true;
+    mark(d, d->stage);
 }

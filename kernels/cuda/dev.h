@@ -41,6 +41,10 @@ struct Dev {
     char *work;             // WORK_BYTES of scratch, for one op at a time
     Stage stage;
     Clock clock;
+    bool recording;         // between dev_record_begin and dev_record_end
+    cudaGraphExec_t record; // NULL: none
+    Clock record_clock;     // the record's own marks: an event in a graph is one more of its nodes
+    bool replayed;          // since the clock was read
 };
 
 static inline void *dev_work(Dev *d, size_t bytes) { // partial results of the op that asks

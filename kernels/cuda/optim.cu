@@ -45,6 +45,21 @@ void dev_sumsq(Dev *d, double *out, const wide *x, size_t n) { dot(d, out, x, x,
 void dev_dot(Dev *d, double *out, const wide *x, const wide *y, size_t n, double scale) { dot(d, out, x, y, n, scale); }
 
 // ---- optimizer -------------------------------------------------------------------------------------------------------
+static __global__ void veto_kernel(double *veto, const double *sum, const int *bad, int n) {
+    int fault = !isfinite(*sum);
+    for (int i = (int)threadIdx.x; bad && i < n; i += WARP) fault |= bad[i] != 0;
+    fault = __any_sync(WARP_ALL, fault);
+    if (threadIdx.x == 0) *veto = fault ? (double)NAN : 0;
+}
+
+void dev_veto(Dev *d, double *veto, const double *sum, const int *bad, int n) { LAUNCH(veto_kernel, 1, WARP, 0, d->stream, veto, sum, bad, n); }
+
+static __global__ void total_kernel(double *x, int n) {
+    for (int i = 1; i < n; i++) x[0] += x[i];
+}
+
+void dev_total(Dev *d, double *x, int n) { LAUNCH(total_kernel, 1, 1, 0, d->stream, x, n); }
+
 static __global__ void clip_kernel(wide *factor, const double *sumsq, double max_norm) {
     double norm = sqrt(*sumsq);
     *factor = (wide)(!isfinite(norm) ? (double)NAN : max_norm > 0 && norm > max_norm ? max_norm / norm : 1);
@@ -105,8 +120,9 @@ void dev_widen(Dev *d, wide *y, const real *x, size_t n) { LAUNCH(widen_kernel, 
 void dev_narrow(Dev *d, real *y, const wide *x, size_t n) { LAUNCH(narrow_kernel, grid_for(d, n, THREADS), THREADS, 0, d->stream, y, x, n); }
 
 // In integers, so that an even count is exactly even: sign(mean - count) = sign(sum - E count)
-static __global__ void bias_kernel(wide *bias, const int64_t *count, int E, double rate) {
+static __global__ void bias_kernel(wide *bias, const int64_t *count, const wide *factor, int E, double rate) {
     int64_t sum = 0;
+    if (!isfinite(*factor)) return;
     for (int e = (int)threadIdx.x; e < E; e += WARP) sum += count[e];
     sum = warp_sum(sum);
     for (int e = (int)threadIdx.x; e < E; e += WARP) {
@@ -115,8 +131,8 @@ static __global__ void bias_kernel(wide *bias, const int64_t *count, int E, doub
     }
 }
 
-void dev_bias_update(Dev *d, wide *bias, const int64_t *count, int E, double rate) {
-    LAUNCH(bias_kernel, 1, WARP, 0, d->stream, bias, count, E, rate);
+void dev_bias_update(Dev *d, wide *bias, const int64_t *count, const wide *factor, int E, double rate) {
+    LAUNCH(bias_kernel, 1, WARP, 0, d->stream, bias, count, factor, E, rate);
 }
 
 // ---- initial values ----------------------------------------------------------------------------------------------------

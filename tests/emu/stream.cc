@@ -491,6 +491,21 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t given) {
     return report(push(s, {RECORD, "an event", nullptr, e->point, p.recorded}));
 }
 
+// External, in a capture: a node of the graph, which records the event each time that it runs.
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t given, unsigned flags) {
+    EmuStream *s = stream_of(given);
+    if (flags != cudaEventRecordExternal || !s->capture) return cudaEventRecord(e, given);
+    Hold hold;
+    PointPtr p = e->point;
+    return report(push(s, {WORK, "an event", [p] {
+        return [p] {
+            p->done = ++p->recorded;
+            p->ms = now_ms();
+            return DONE;
+        };
+    }, nullptr, 0}));
+}
+
 // Where the event belongs to a capture, the stream joins it.
 cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t e, unsigned) {
     Hold hold;
