@@ -42,7 +42,7 @@ LIBS_emu    = -lstdc++
 comma      := ,
 empty      :=
 
-programs = $(filter-out $(if $(filter-out cpu,$(BACKEND)),topoep/calibrate) $(if $(filter emu,$(BACKEND)),kernels/bench),$(tools))
+programs = $(filter-out $(if $(filter-out cpu,$(BACKEND)),topoep/calibrate moe/overlap) $(if $(filter emu,$(BACKEND)),kernels/bench),$(tools))
 tools    = $(basename $(wildcard train/train.c train/generate.c data/prepare.c topoep/plan.c topoep/replay.c topoep/calibrate.c moe/overlap.c kernels/bench.c))
 # what ranks on the host are made of, with every backend
 hosts    = $(wildcard kernels/*.c kernels/cpu/comm_mpi.c kernels/cpu/comm_threads.c topoep/*.c moe/*.c model/*.c data/*.c train/*.c)
