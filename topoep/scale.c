@@ -9,7 +9,7 @@ typedef struct Size {
     int nodes, E;
 } Size;
 static const Size sizes[] = {{1, 64}, {4, 128}, {8, 256}, {16, 512}, {32, 512}, {64, 512}, {128, 1024}};
-enum { SIZES = sizeof sizes / sizeof *sizes, TOKENS = 8192, TOPK = 8, DEFAULT_RANKS = 128 };
+enum { SIZES = sizeof sizes / sizeof *sizes, TOKENS = 8192, TOPK = 8 };
 static const double SKEW = 2;
 
 // Counts without the rows of other nodes' ranks: node sums (N,E) between nodes, a node's own rows inside it, and for each expert
@@ -71,10 +71,10 @@ void study_scale(const Study *st) {
                 Policy policy;
                 PlanEffort effort;
             } plans[] = {{POLICY_TOPOEP, EFFORT_DEFAULT}, {POLICY_TOPOEP, EFFORT_LOW}, {POLICY_ECHO, EFFORT_DEFAULT}};
-            for (int k = sizes[i].nodes * 8 > DEFAULT_RANKS; k < 3; k++) { // the default effort up to so many ranks only
+            for (int k = 0; k < 3; k++) {
                 Point p = print_size(st, sizes[i], tokens, plans[k].policy, plans[k].effort);
                 if (p.cpu_ms < p.saved_ms) pays[k] = sizes[i].nodes * 8;
-                if (k == 1) last = p, R = sizes[i].nodes * 8;
+                if (k == 0) last = p, R = sizes[i].nodes * 8;
             }
         }
         printf("\nLargest number of ranks at which a plan made on one core of this CPU would still take less than it saves on "
