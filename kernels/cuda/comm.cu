@@ -4,12 +4,15 @@
 //
 // Ranks meet on the device: a kernel of one block writes a number into every peer's control window and waits for theirs. So
 // nothing here waits on the host, and all of it can be recorded in a graph and replayed: the numbers count in device memory.
-// A waiting kernel keeps one block's place and one queue of the GPU while its peers' kernels must run: the queues are made as
-// many as there can be (dev.cu), and MAX_SHARED ranks may share a GPU.
+// A waiting kernel keeps one block's place and one queue of the GPU while its peers' kernels must run: so there are as many queues
+// as there can be, and at most MAX_SHARED ranks, of two streams each, share a GPU.
 #include "kernels/cuda/comm.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+// Read by the driver when it starts; while a thread could read the environment it may not be written.
+__attribute__((constructor)) static void queues(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
 // ---- meetings ----------------------------------------------------------------------------------------------------------
 struct Who { // ranks first + j step, j < n
