@@ -241,7 +241,8 @@ static void body(Comm *world, void *arg) {
     Job *job = arg;
     World *w = job->w;
     const Case *c = w->c;
-    Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1});
+    Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1, .shared = 1});
+    comm_bind(world, d);
     const CommInfo *info = comm_info(world);
     int me = info->rank, H = c->E / c->R, n = c->tokens[me], unit = 3 * F * C;
     real *router = dev_alloc(d, SIZE(c->E, C, sizeof(real)), "t"), *shared = dev_alloc(d, SIZE(3, 8, C, sizeof(real)), "t");

@@ -16,7 +16,11 @@ constexpr int WARPS = THREADS / WARP;
         else LAUNCH(kernel<1>, grid, THREADS, 0, stream, __VA_ARGS__);          \
     } while (0)
 
-static __device__ __forceinline__ int valid_rows(const int *n_rows, int M) { return n_rows ? *n_rows : M; }
+static __device__ __forceinline__ int valid_rows(const int *n_rows, int M) {
+    int n = n_rows ? *n_rows : M;
+    if (n < 0 || n > M) __trap(); // the plan's fault
+    return n;
+}
 
 // ---- embedding -----------------------------------------------------------------------------------------------------
 template <int V> static __global__ void embed_kernel(real *y, const real *w, const int *tok, int BT, int C) {

@@ -281,6 +281,10 @@ EmuCounters emu_counters() {
     return counters;
 }
 
+extern "C" long emu_waits(void) { // times that the host has waited for the device, or asked it
+    EmuCounters c = emu_counters();
+    return c.device_to_host + c.synchronisations + c.queries;
+}
 extern "C" void lab_order(int run) { emu_order(run == 0 ? "forward" : run == 1 ? "reverse" : "random"); }
 void emu_streams(const char *order) {
     static const char *names[] = {"late", "early", "random"};

@@ -1,0 +1,95 @@
+// The trainer's step on the device, four ranks on one GPU: from its first op to its last the host neither waits for the device nor
+// asks it (counted by the emulation); recorded and replayed it gives the bits that it gives as it is called.
+#include "train/step.c"
+#include "data/shard.h"
+#include "tests/common/child.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { RANKS = 4, STEPS = 3 };
+long emu_waits(void) __attribute__((weak)); // none on a GPU
+
+typedef struct Job {
+    Options o;
+    StepStats stats[STEPS];
+    int recorded;
+    long waits_in_ops, waits_in_read; // of all ranks, all steps
+} Job;
+
+static pthread_barrier_t all; // a meeting that is no business of the device
+
+static void body(Comm *world, void *arg) {
+    Job *job = arg;
+    Trainer *t = host_alloc(sizeof *t);
+    trainer_open(t, world, &job->o);
+    int rank = t->info->rank;
+    for (int i = 0; i < STEPS; i++) {
+        StepStats s = {.step = i + 1};
+        for (int micro = 0; micro < t->share.micros; micro++) load_micro(t, micro);
+        optimizer_set(&t->opt, t->d, 0.01, s.step);
+        pthread_barrier_wait(&all);
+        long before = rank == 0 && emu_waits ? emu_waits() : 0;
+        pthread_barrier_wait(&all);
+        step_run(t);
+        pthread_barrier_wait(&all);
+        long after = rank == 0 && emu_waits ? emu_waits() : 0;
+        pthread_barrier_wait(&all);
+        step_read(t, &s);
+        pthread_barrier_wait(&all);
+        t->at.samples += t->o.batch;
+        if (rank != 0) continue;
+        job->stats[i] = s;
+        job->waits_in_ops += after - before;
+        job->waits_in_read += emu_waits ? emu_waits() - after : 1;
+    }
+    if (rank == 0) job->recorded = t->recorded;
+    pthread_barrier_wait(&all);
+    trainer_close(t);
+    free(t);
+}
+
+static Job *run(const char *data, const char *out, const char *graph) {
+    char *argv[] = {"train", "--data", (char *)data, "--out", (char *)out, (char *)graph, "--virtual-ranks", "4", "--layers", "2", "--width", "16",
+                    "--heads", "2", "--kv-heads", "1", "--head-size", "8", "--experts", "8", "--topk", "2", "--expert-width", "8", "--seq", "8",
+                    "--batch", "8", "--micro-batch", "1", "--eval-every", "0", "--sample-every", "0", "--router", "sigmoid", "--router-bias",
+                    "--aux-scope", "global", "--shared-experts", "1", "--threads", "1", "--steps", "3", NULL};
+    int argc = sizeof argv / sizeof *argv - 1;
+    char **args = argv;
+    Job *job = host_alloc(sizeof *job);
+    options_parse(&job->o, argc, args);
+    pthread_barrier_init(&all, NULL, RANKS);
+    comm_run(&argc, &args, RANKS, 0, body, job);
+    pthread_barrier_destroy(&all);
+    flags_free(job->o.flags);
+    return job;
+}
+
+static void test_step(void **state) {
+    (void)state;
+    char *dir = temp_dir(), a[512], b[512];
+    int tok[4096];
+    for (int i = 0; i < 4096; i++) tok[i] = i * i % 251;
+    ShardWriter *w = shard_writer_open(dir, "train", 0, 257, 256);
+    shard_put(w, tok, 4096);
+    shard_writer_close(w);
+    snprintf(a, sizeof a, "%s/plain", dir), snprintf(b, sizeof b, "%s/recorded", dir);
+    Job *plain = run(dir, a, "--no-cuda-graph"), *recorded = run(dir, b, "--cuda-graph");
+    assert_true(!plain->recorded && recorded->recorded);
+    for (int i = 0; i < STEPS; i++) {
+        assert_true(isfinite(plain->stats[i].loss) && plain->stats[i].grad_norm > 0);
+        assert_true(plain->stats[i].loss == recorded->stats[i].loss && plain->stats[i].grad_norm == recorded->stats[i].grad_norm);
+        if (i) assert_true(plain->stats[i].loss != plain->stats[0].loss); // the steps are not one step
+    }
+    assert_int_equal(plain->waits_in_ops + recorded->waits_in_ops, 0);
+    assert_true(plain->waits_in_read > 0 && recorded->waits_in_read > 0); // it would be seen
+    free(plain), free(recorded);
+    temp_remove(dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_step)};
+    return cmocka_run_group_tests_name("the step on the device", tests, NULL, NULL);
+}
