@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every test. `make test` calls it; tests/run.sh --asan does the same under the address and undefined-behaviour sanitizers.
+# Every test. `make test` calls it; tests/run.sh --asan does the same under the address and undefined-behaviour sanitizers, --emu
+# runs the CUDA backend's on the CPU only.
 # Each program runs under a watchdog, in fp32 and in double, those named *_mpi also under mpirun. Ends with
 # "N passed, N failed, N skipped" and status 0 only when none failed.
 set -u
@@ -26,9 +27,9 @@ run() {
     rm -f "$log"
 }
 
-build() { # build FOLDER VARIABLES...
+build() { # build FOLDER VARIABLES...: $targets, or all tests and programs
     echo "---- $*"
-    make --no-print-directory -j"$(nproc)" BUILD="$@" tests >/dev/null || { echo "the build of $1 failed"; exit 1; }
+    make --no-print-directory -j"$(nproc)" BUILD="$@" ${targets:-tests} >/dev/null || { echo "the build of $1 failed"; exit 1; }
 }
 
 suite() { # suite FOLDER: all programs of a build
@@ -43,7 +44,34 @@ suite() { # suite FOLDER: all programs of a build
     done
 }
 
-if [ "${1:-}" = --asan ]; then
+# The CUDA backend: its sources emulated, in fp32 and bf16, and compared with build/train; compiled for GPUs where nvcc is.
+emulated() {
+    local emu=build/cuda-emu bf16=build/cuda-emu-bf16 test
+    local of_emu="emu ops router route gemm attention comm_dev moe cuda_plan cuda_step" of_bf16="gemm attention cuda_step"
+    targets="build/train build/prepare" build build
+    targets="$emu/train $(printf "$emu/test_%s " $of_emu)" build $emu BACKEND=emu REAL=float
+    targets="$bf16/train $(printf "$bf16/test_%s " $of_bf16)" build $bf16 BACKEND=emu REAL=bf16
+    for test in $of_emu; do run "cuda-emu/test_$test" $emu/test_$test; done
+    for test in $of_bf16; do run "cuda-emu-bf16/test_$test" $bf16/test_$test; done
+    run "cuda-emu/steps" tests/emu/steps.sh build $emu $bf16
+    if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+        echo "skip  cuda: nvcc was not found, nothing is compiled for GPUs"
+        return
+    fi
+    targets="build/cuda/train build/cuda/generate" build build/cuda BACKEND=cuda
+    [ -e /dev/nvidiactl ] || run "cuda/train without a GPU" bash -c "$(declare -f no_gpu); no_gpu"
+}
+no_gpu() {
+    local said status
+    said=$(build/cuda/train --steps 1 2>&1)
+    status=$?
+    echo "status $status: $said"
+    [ $status = 6 ] && [[ $said == *"no NVIDIA driver here"* ]]
+}
+
+if [ "${1:-}" = --emu ]; then
+    emulated
+elif [ "${1:-}" = --asan ]; then
     export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:detect_stack_use_after_return=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
     export MOE_BUILD=build-asan
     build build-asan SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -Wno-maybe-uninitialized" OPT="-O1 -g"
@@ -54,8 +82,9 @@ else
     build build-double REAL=double
     suite build
     suite build-double
+    emulated
 fi
-for script in tests/test_*.sh; do run "$script" bash "$script"; done
+[ "${1:-}" = --emu ] || for script in tests/test_*.sh; do run "$script" bash "$script"; done
 echo "$failures" | tr ' ' '\n' | sed '/^$/d; s/^/failed: /'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -112,7 +112,7 @@ static void test_small(void **state) {
 
 static void test_large(void **state) {
     (void)state;
-    for (int k = 0; k < 30; k++) compare(2, 4, 4, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1 + k % 3}, k % 10 == 0 ? 256 : k % 3 ? 32 : 64);
+    for (int k = 0; k < 30; k++) compare(2, 4, 4, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1 + k % 3}, k % 10 == 0 ? 128 : k % 3 ? 32 : 64);
 }
 
 static void test_geometry(void **state) {
@@ -120,7 +120,7 @@ static void test_geometry(void **state) {
     uint64_t at = counter;
     for (int threads = 32; threads <= 512; threads *= 2) {
         counter = at;
-        for (int k = 0; k < 6; k++) compare(2, 2, 2, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1}, threads);
+        for (int k = 0; k < 3; k++) compare(2, 2, 2, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1}, threads);
     }
 }
 
