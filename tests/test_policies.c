@@ -2,52 +2,19 @@
 // what its description promises.
 #include "kernels/check.h"
 #include "kernels/rng.h"
+#include "tests/common/cases.h"
 #include "tests/common/team.h"
-#include "tests/ref/plan_ref.h"
-#include "topoep/loads.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
 
-static uint64_t counter;
-static int draw(int n) { return n > 0 ? (int)(rng_u64(13, 3, counter++) % (uint64_t)n) : 0; } // 0..n-1
-
-typedef struct Case {
-    int R, E;
-    Cost cost;
-    int *D, *quota, *slot;
-    int64_t *history;
-    PlanInfo info;
-} Case;
 static Dev *dev;
+static Draw rng = {13, 0};
+static void solve(Case *c, Policy policy, int block) { case_solve(dev, c, (PlanOptions){.policy = policy, .block = block}); }
 
-static Case case_make(int N, int G, int H, int S) {
-    Case c = {.R = N * G, .E = N * G * H, .cost = {.name = "case", .N = N, .G = G, .S = S, .pair_compute_ps = 10, .pair_inter_ps = 4,
-                                                   .pair_intra_ps = 1, .copy_inter_ps = 30, .copy_intra_ps = 10}};
-    c.D = host_alloc(SIZE(c.R, c.E, sizeof(int)));
-    c.quota = host_alloc(SIZE(c.E, c.R, sizeof(int)));
-    c.slot = host_alloc(SIZE(c.R * S + 1, sizeof(int)));
-    return c;
-}
-static void case_free(Case *c) { free(c->D), free(c->quota), free(c->slot); }
-
-static void check(Case *c) { // against the oracle, field by field
-    const char *broken = plan_ref_illegal(c->D, c->quota, c->slot, c->R, c->E, c->cost.S);
-    if (broken) fail_msg("illegal: %s", broken);
-    PlanInfo want = plan_ref_info(c->D, c->quota, c->slot, c->R, c->E, &c->cost);
-    assert_memory_equal(&want, &c->info, sizeof want);
-}
-static void solve(Case *c, Policy policy, int block) {
-    Plan plan = {.quota = c->quota, .slot = c->slot, .info = &c->info, .history = c->history};
-    void *work = host_alloc(plan_work_bytes(c->R, c->E, c->cost.N, c->cost.S));
-    plan_solve(dev, &plan, c->D, c->R, c->E, &c->cost, (PlanOptions){.policy = policy, .block = block}, work);
-    free(work);
-    check(c);
-}
 // Demand with these totals, source 0 having all of it
 static void set_totals(Case *c, const int *totals) {
     for (int i = 0; i < c->R * c->E; i++) c->D[i] = i < c->E ? totals[i] : 0;
@@ -59,37 +26,12 @@ static void check_quotas(const Case *c, const int *want) {
                 fail_msg("expert %d on rank %d: %d pairs, expected %d", e, r, c->quota[e * c->R + r], want[e * c->R + r]);
 }
 
-static void draw_loads(Case *c) {
-    int kind = draw(8), scale = draw(4) ? 1 + draw(60) : 1 + draw(3000), hot = draw(c->E), rank = draw(c->R);
-    for (int i = 0; i < c->R * c->E; i++) {
-        int e = i % c->E, s = i / c->E, home = e / (c->E / c->R), x = draw(scale);
-        if (kind == 0) x = 0;                                                      // nothing, or one pair
-        if (kind == 1) x = e == hot ? scale : 0;                                   // all on one expert
-        if (kind == 2) x = e % (1 + draw(4)) == 0 ? x * 8 : x / 4;                 // scattered
-        if (kind == 3) x = home == rank ? x * 6 : x / 2;                           // a hot rank
-        if (kind == 4) x = home / c->cost.G == rank / c->cost.G ? x * 3 : x / 2;   // a hot node
-        if (kind == 5) x = (e + s * 7) % c->E < 3 ? x * 9 : x / 3;                 // every source its own taste
-        if (kind == 6 && s % 3 == 0) x = 0;                                        // ranks without tokens
-        c->D[i] = x;
-    }
-    if (kind == 0 && draw(2)) c->D[draw(c->R * c->E)] = 1;
-}
-static Case draw_case(int large) {
-    static const int nodes[] = {1, 1, 2, 2, 3, 4}, ranks[] = {1, 2, 2, 3, 4, 5}, slots[] = {0, 1, 1, 2, 2, 3, 4};
-    Case c = large ? case_make(4, 8, 4, 1 + draw(3)) : case_make(nodes[draw(6)], ranks[draw(6)], 1 + draw(4), slots[draw(7)]);
-    c.cost.pair_compute_ps = draw(1000), c.cost.pair_intra_ps = draw(1000), c.cost.pair_inter_ps = draw(2000);
-    c.cost.copy_intra_ps = draw(5000) * (draw(3) ? 1 : 40), c.cost.copy_inter_ps = draw(9000) * (draw(3) ? 1 : 40);
-    c.cost.overlap_permille = draw(3) ? 0 : draw(1001), c.cost.plan_fixed_ps = draw(2) * 1000;
-    draw_loads(&c);
-    return c;
-}
-
 // ---- all of them ----------------------------------------------------------------------------------------------------------
 static void test_legal(void **state) { // and none below topoep
     (void)state;
-    int copies[POLICIES] = {0}, n = 3000;
+    int copies[POLICIES] = {0}, n = 1000;
     for (int k = 0; k < n; k++) {
-        Case c = draw_case(k % 500 == 499);
+        Case c = case_draw(&rng, k % 500 == 499);
         solve(&c, POLICY_TOPOEP, 1);
         int64_t topoep = c.info.cost_ps;
         for (int p = POLICY_EPLB; p < POLICIES; p++) {
@@ -102,7 +44,7 @@ static void test_legal(void **state) { // and none below topoep
             memset(c.quota, 77, SIZE(c.E, c.R, sizeof(int)));
             solve(&c, p, 1);
             assert_memory_equal(&first, &c.info, sizeof first);
-            int block = 2 + draw(30);
+            int block = 2 + draw(&rng, 30);
             solve(&c, p, block);
             for (int i = 0; i < c.E * c.R; i++) assert_true(i % c.R == i / c.R / (c.E / c.R) || c.quota[i] % block == 0);
         }
@@ -117,8 +59,9 @@ static void test_legal(void **state) { // and none below topoep
 static void test_threads(void **state) { // the parallel form, for teams of 1 to 3
     (void)state;
     for (int k = 0; k < 150; k++) {
-        Case c = draw_case(0);
+        Case c = case_draw(&rng, 0);
         for (int p = POLICY_EPLB; p < POLICIES; p++) {
+            PlanOptions o = {.policy = p, .block = 1};
             solve(&c, p, 1);
             PlanInfo want = c.info;
             for (int threads = 1; threads <= 3; threads++) {
@@ -126,8 +69,8 @@ static void test_threads(void **state) { // the parallel form, for teams of 1 to
                 Solve v;
 #pragma omp parallel num_threads(threads)
                 {
-                    solve_bind(&v, work, c.D, c.R, c.E, &c.cost, 1);
-                    policy_solve(&v, p, NULL, scratch);
+                    solve_bind(&v, work, c.D, c.R, c.E, &c.cost, o);
+                    policy_solve(&v, o, NULL, scratch);
                     solve_result(&v, c.quota, c.slot, &c.info);
                 }
                 assert_memory_equal(&want, &c.info, sizeof want);
@@ -285,10 +228,10 @@ static void test_lplb_optimal(void **state) {
     int gained = 0;
     for (int k = 0; k < 5000; k++) {
         const int *shape = shapes[k % 10];
-        Case c = case_make(shape[0], shape[1], k % 2 ? 8 : 1 + draw(3), draw(4));
-        draw_loads(&c);
+        Case c = case_make(shape[0], shape[1], k % 2 ? 8 : 1 + draw(&rng, 3), draw(&rng, 4));
+        case_draw_loads(&rng, &c);
         for (int i = 0; k % 2 && i < c.R * c.E; i++) // little of most experts, much of some: ways fill up, and pairs must go back
-            c.D[i] = i >= c.E ? 0 : draw(6) ? draw(3) : draw(40);
+            c.D[i] = i >= c.E ? 0 : draw(&rng, 6) ? draw(&rng, 3) : draw(&rng, 40);
         solve(&c, POLICY_LPLB, 1);
         assert_int_equal(c.info.max_load, cut_bound(&c));
         gained += c.info.max_load < c.info.max_load_before;
@@ -309,7 +252,7 @@ static void test_lplb_optimal(void **state) {
 
 static void zipf_loads(Case *c, double exponent, int pairs) {
     double sum = 0;
-    uint64_t seed = rng_u64(13, 5, counter++);
+    uint64_t seed = rng_u64(13, 5, rng.at++);
     for (int e = 0; e < c->E; e++) sum += pow(1 + (double)rng_permute(seed, 5, (uint64_t)e, (uint64_t)c->E), -exponent);
     for (int i = 0; i < c->R * c->E; i++)
         c->D[i] = (int)(pairs * pow(1 + (double)rng_permute(seed, 5, (uint64_t)(i % c->E), (uint64_t)c->E), -exponent) / sum);
@@ -323,7 +266,7 @@ static void test_ultraep(void **state) {
         Case c = case_make(1, 64, 2, 2);
         double ratio = 0;
         for (double z = 0.02; z < 2; z += 0.02) { // the skew with the published maximum
-            counter = 1000;
+            rng.at = 1000;
             zipf_loads(&c, z, 16384);
             solve(&c, POLICY_ULTRAEP, 1);
             ratio = (double)c.info.max_load_before * c.R / (double)c.info.total;
@@ -335,7 +278,7 @@ static void test_ultraep(void **state) {
         case_free(&c);
     }
     for (int k = 0; k < 300; k++) {
-        Case c = draw_case(0);
+        Case c = case_draw(&rng, 0);
         solve(&c, POLICY_ULTRAEP, 1);
         assert_true(c.info.inter_copies == 0 && c.info.max_load <= c.info.max_load_before);
         solve(&c, POLICY_EPLB, 1);
@@ -347,9 +290,9 @@ static void test_ultraep(void **state) {
 static void test_moonep(void **state) { // with E/R slots every rank ends at the mean
     (void)state;
     for (int k = 0; k < 500; k++) {
-        int H = 1 + draw(4);
-        Case c = case_make(1 + draw(3), 1 + draw(5), H, H + draw(2));
-        draw_loads(&c);
+        int H = 1 + draw(&rng, 4);
+        Case c = case_make(1 + draw(&rng, 3), 1 + draw(&rng, 5), H, H + draw(&rng, 2));
+        case_draw_loads(&rng, &c);
         solve(&c, POLICY_MOONEP, 1);
         assert_int_equal(c.info.max_load, (c.info.total + c.R - 1) / c.R);
         case_free(&c);

@@ -3,9 +3,11 @@
 #include "kernels/files.h"
 #include "kernels/flags.h"
 #include "topoep/cost.h"
+#include "topoep/explain.h"
 #include "topoep/flow.h"
 #include "topoep/loads.h"
 #include "topoep/planflags.h"
+#include "topoep/search.h"
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -47,6 +49,15 @@ static Result plan_make(Tool *t, int policy, int timed) {
     }
     dev_download(t->d, a.quota, t->plan.quota, n * sizeof(int));
     dev_download(t->d, a.slot, t->plan.slot, n_slots * sizeof(int));
+    return a;
+}
+
+// The best plan of an offline search, on the host
+static Result plan_search(Tool *t, int64_t seed, int64_t rounds, double seconds) {
+    Result a = {.quota = host_alloc(SIZE(t->E, t->R, sizeof(int))), .slot = host_alloc(SIZE(t->R * t->cost.S + 1, sizeof(int)))};
+    double start = now_us();
+    search_plan(a.quota, a.slot, &a.info, t->D, t->R, t->E, &t->cost, (uint64_t)seed, rounds, seconds);
+    a.plan_us = now_us() - start;
     return a;
 }
 
@@ -117,7 +128,7 @@ static void print_row(const Tool *t, const char *name, const Result *p) {
            (unsigned long long)a->hash);
 }
 
-static void print_table(Tool *t, const char *loads, int only) {
+static void print_table(Tool *t, const char *loads, int only, const Result *found) {
     Result none = plan_make(t, POLICY_NONE, 1);
     print_head(t, loads);
     print_bounds(t, &none);
@@ -129,12 +140,14 @@ static void print_table(Tool *t, const char *loads, int only) {
         print_row(t, policy_names[i], &a);
         if (i != POLICY_NONE) free(a.quota), free(a.slot);
     }
+    if (found) print_row(t, "search", found);
     free(none.quota), free(none.slot);
 }
 
 int main(int argc, char **argv) {
-    int64_t width = 2048, expert_width = 768, topk = 8, token_bytes = 2, weight_bytes = 2, grad_bytes = 4, slots = -1, block = 1;
-    int balance = POLICY_TOPOEP, json = 0;
+    int64_t width = 2048, expert_width = 768, topk = 8, token_bytes = 2, weight_bytes = 2, grad_bytes = 4, slots = -1, block = 1, seed = 1, rounds = 0;
+    int balance = POLICY_TOPOEP, json = 0, explain = 0;
+    double search = 0;
     Tool t = {.how = plan_flags_default};
     char choices[256] = "";
     for (int i = 0; i < POLICIES; i++) {
@@ -144,6 +157,10 @@ int main(int argc, char **argv) {
     Flag flags[] = {
         {.name = "balance", .kind = FLAG_CHOICE, .value = &balance, .choices = choices, .help = "this policy only, instead of a row for each (eplb takes the matrix for its past)"},
         {.name = "json", .kind = FLAG_BOOL, .value = &json, .help = "print one policy's plan alone, as JSON"},
+        {.name = "explain", .kind = FLAG_BOOL, .value = &explain, .help = "tell in words how topoep comes to its plan, copy by copy"},
+        {.name = "search", .kind = FLAG_DOUBLE, .value = &search, .max = 1e6, .help = "look that many seconds (CPU) for the plan of least J as well"},
+        {.name = "search-rounds", .kind = FLAG_INT, .value = &rounds, .max = 1e12, .help = "or so many rounds: with these alone the result repeats"},
+        {.name = "seed", .kind = FLAG_INT, .value = &seed, .max = 9e15, .help = "of the search"},
         {.name = "slots", .kind = FLAG_INT, .value = &slots, .min = -1, .max = PLAN_MAX_S, .help = "slots for copies per rank; -1 = as the cluster file says, or 2"},
         {.name = "block", .kind = FLAG_INT, .value = &block, .min = 1, .max = 1 << 20, .help = "pairs by which copies' quotas grow"},
         {.name = "", .help = "How topoep plans"},
@@ -178,13 +195,19 @@ int main(int argc, char **argv) {
     t.plan.info = dev_alloc(t.d, sizeof(PlanInfo), "plan info");
     t.work = dev_alloc(t.d, plan_work_bytes(t.R, t.E, c->N, c->S), "solver");
     dev_upload(t.d, t.d_D, t.D, SIZE(t.R, t.E, sizeof(int)));
-    if (json) {
-        Result a = plan_make(&t, balance, 0);
-        print_json(&t, &a);
-        free(a.quota), free(a.slot);
+    int searched = search > 0 || rounds > 0;
+    CHECK_USAGE(json + explain < 2, "--json and --explain are both given, expected one of them");
+    Result found = searched ? plan_search(&t, seed, rounds, search) : (Result){0};
+    if (json || explain) {
+        Result a = searched ? found : plan_make(&t, balance, 0);
+        CHECK_USAGE(json || searched || balance == POLICY_TOPOEP, "--explain tells of topoep alone, --balance is %s", policy_names[balance]);
+        if (json) print_json(&t, &a);
+        else explain_plan(stdout, t.D, a.quota, t.R, t.E, &t.cost, plan_flags_options(&t.how, POLICY_TOPOEP, t.block));
+        if (!searched) free(a.quota), free(a.slot);
     } else {
-        print_table(&t, argv[2], flags_find(flags, "balance")->set ? balance : -1);
+        print_table(&t, argv[2], flags_find(flags, "balance")->set ? balance : -1, searched ? &found : NULL);
     }
+    free(found.quota), free(found.slot);
     dev_free(t.d);
     free(t.D);
     stdout_check();

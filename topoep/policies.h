@@ -386,15 +386,6 @@ HOSTDEV void policy_make(Solve *v, Policy policy, int64_t *history, int64_t *scr
     SOLVE_BARRIER();
 }
 
-// The plan of a policy other than none and topoep. history (E): of eplb, all zero before the first microbatch, updated; may be
-// NULL, then eplb sees the counts themselves.
-HOSTDEV void policy_solve(Solve *v, Policy policy, int64_t *history, int64_t *scratch) {
-    policy_make(v, policy, history, scratch);
-    SOLVE_ONE v->best_ps = INT64_MAX;
-    SOLVE_BARRIER();
-    solve_keep(v);
-}
-
 // Each rank computes its own pairs of the `most` foreign experts it has most pairs of
 HOSTDEV void policy_own(Solve *v, int most) {
     for (int r = 0; r < v->R; r++)
@@ -410,19 +401,18 @@ HOSTDEV void policy_own(Solve *v, int most) {
         }
 }
 
-// TopoEP's plan: the solver's, or that of a policy with exact counts if its J is lower, or one that starts with every rank's own
-// pairs: copies that pay only together, as their pairs change places, are not found one by one.
-HOSTDEV void policy_topoep(Solve *v, int64_t *scratch) {
-    solve_topoep(v);
-    const Cost *c = v->cost;
-    int64_t least = c->copy_intra_ps * (1000 - c->overlap_permille) / 1000 + c->plan_fixed_ps; // of any plan with copies
-    if (v->S == 0 || v->R == 1 || c->pair_compute_ps * v->mean + least >= v->best_ps) return;
+// Plans of the policies with exact counts, and of ranks that start with their own pairs: copies that pay only together, as
+// their pairs change places, are not found one by one. even: each is levelled as far as its copies allow first.
+HOSTDEV void policy_portfolio(Solve *v, int64_t *scratch, int even) {
     for (int p = POLICY_EPLB; p < POLICIES; p++) { // eplb as if this were its past
         SOLVE_BARRIER();
         policy_make(v, (Policy)p, NULL, scratch);
         solve_keep(v);
+        if (!even) continue;
+        solve_even(v);
+        solve_keep(v);
     }
-    for (int most = v->S; most > 0; most /= 2) {
+    for (int most = v->S; most > 0 && !even && !(v->without & PLAN_NO_LOCALITY); most /= 2) {
         SOLVE_BARRIER();
         solve_identity(v);
         SOLVE_ONE policy_own(v, most);
@@ -432,6 +422,65 @@ HOSTDEV void policy_topoep(Solve *v, int64_t *scratch) {
             solve_refresh(v, sharp);
             solve_level(v, 3, -1);
         }
+        solve_keep(v);
+    }
+}
+
+// Least largest load first. Plans for balance alone, levelled exactly; then pairs and copies change places for J's sake, as far
+// as no rank gets above the least largest load that was found.
+HOSTDEV void policy_balance(Solve *v, PlanEffort effort, int64_t *scratch) {
+    solve_none(v);
+    if (v->S == 0 || v->R == 1 || v->best_load <= v->mean) return;
+    int quiet = v->quiet, passes = effort == EFFORT_LOW || v->without & PLAN_NO_PORTFOLIO ? 1 : 3;
+    SOLVE_BARRIER();
+    for (int k = 0; k < passes; k++) {
+        Effort f = solve_pass(v, effort, k);
+        SOLVE_ONE v->quiet = quiet ? quiet : 6, v->max_intra = v->max_inter = v->R * v->S;
+        solve_identity(v);
+        for (int sharp = f.sharp, added = 1; added > 0 && sharp < 400; sharp *= 2) {
+            solve_refresh(v, sharp);
+            added = solve_grow(v, f);
+        }
+        solve_polish(v, f, 40);
+        solve_even(v);
+        solve_keep(v);
+    }
+    if (!(v->without & PLAN_NO_PORTFOLIO)) policy_portfolio(v, scratch, 1);
+    int cap = (int)v->best_load;
+    solve_become(v, v->best_q);
+    SOLVE_ONE v->quiet = quiet, v->cap = cap;
+    SOLVE_BARRIER();
+    for (int sharp = 24; sharp <= 96; sharp *= 2) {
+        solve_refresh(v, sharp);
+        solve_level(v, 3, -1);
+    }
+    solve_keep(v);
+}
+
+// TopoEP's plan
+HOSTDEV void policy_topoep(Solve *v, PlanEffort effort, int64_t *scratch) {
+    if (v->target == TARGET_BALANCE) {
+        policy_balance(v, effort, scratch);
+    } else {
+        if (!solve_climbs(v, effort)) return;
+        if (effort != EFFORT_LOW && !(v->without & PLAN_NO_PORTFOLIO)) policy_portfolio(v, scratch, 0);
+    }
+    uint64_t seed = 1;
+    int size = v->R * v->E, usual = flow_max(8, flow_min(60, 32768 / size)), low = flow_min(32, 2048 / size); // what time allows
+    solve_rounds(v, &seed, effort == EFFORT_LOW ? low : effort == EFFORT_HIGH ? 2000 : usual);
+}
+
+// The plan of any policy, from a Solve that solve_bind has set up. history (E): of eplb, all zero before the first microbatch,
+// updated; may be NULL, then eplb sees the counts themselves. scratch: policy_work_bytes
+HOSTDEV void policy_solve(Solve *v, PlanOptions o, int64_t *history, int64_t *scratch) {
+    if (o.policy == POLICY_TOPOEP) {
+        policy_topoep(v, o.effort, scratch);
+    } else if (o.policy == POLICY_NONE) {
+        solve_none(v);
+    } else {
+        policy_make(v, o.policy, history, scratch);
+        SOLVE_ONE v->best_ps = v->best_load = INT64_MAX;
+        SOLVE_BARRIER();
         solve_keep(v);
     }
 }

@@ -21,10 +21,8 @@ void plan_solve(Dev *d, Plan *plan, const int *D, int R, int E, const Cost *cost
                  "a plan for %lld pairs of up to %lld ps each: their time does not fit (hint: smaller microbatches, or the cluster file)",
                  (long long)total, (long long)dearest);
     Solve v;
-    solve_bind(&v, (char *)work + policy_work_bytes(R, E), D, R, E, cost, options.block > 0 ? options.block : 1);
-    if (options.policy == POLICY_TOPOEP) policy_topoep(&v, work);
-    else if (options.policy == POLICY_NONE) solve_none(&v);
-    else policy_solve(&v, options.policy, plan->history, work);
+    solve_bind(&v, (char *)work + policy_work_bytes(R, E), D, R, E, cost, options);
+    policy_solve(&v, options, plan->history, work);
     solve_result(&v, plan->quota, plan->slot, plan->info);
     dev_leave(d);
 }

@@ -50,10 +50,8 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(Plan plan, co
     SHARED(Cost, shown, ); // an argument lies in each thread's own memory
     SOLVE_ONE shown = cost;
     SOLVE_BARRIER();
-    solve_bind(&v, (char *)work + policy_bytes, D, R, E, &shown, options.block > 0 ? options.block : 1);
-    if (options.policy == POLICY_TOPOEP) policy_topoep(&v, work);
-    else if (options.policy == POLICY_NONE) solve_none(&v);
-    else policy_solve(&v, options.policy, plan.history, work);
+    solve_bind(&v, (char *)work + policy_bytes, D, R, E, &shown, options);
+    policy_solve(&v, options, plan.history, work);
     solve_result(&v, plan.quota, plan.slot, plan.info);
 }
 

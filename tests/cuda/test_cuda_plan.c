@@ -27,10 +27,8 @@ static void made_free(Made *m) { free(m->quota), free(m->slot), free(m->history)
 static void solve_host(Made *m, const int *D, int R, int E, const Cost *cost, PlanOptions o) {
     void *work = host_alloc(solve_work_bytes(R, E, cost->N, cost->S)), *scratch = host_alloc(policy_work_bytes(R, E));
     Solve v;
-    solve_bind(&v, work, D, R, E, cost, o.block);
-    if (o.policy == POLICY_TOPOEP) policy_topoep(&v, scratch);
-    else if (o.policy == POLICY_NONE) solve_none(&v);
-    else policy_solve(&v, o.policy, m->history, scratch);
+    solve_bind(&v, work, D, R, E, cost, o);
+    policy_solve(&v, o, m->history, scratch);
     solve_result(&v, m->quota, m->slot, &m->info);
     free(work), free(scratch);
 }
@@ -105,14 +103,18 @@ static void test_small(void **state) {
     (void)state;
     static const int nodes[] = {1, 1, 2, 2, 3}, ranks[] = {1, 2, 2, 3, 4};
     int copies = 0;
-    for (int k = 0; k < 1000; k++)
-        copies += compare(nodes[draw(5)], ranks[draw(5)], 1 + draw(3), draw(4), (PlanOptions){.policy = POLICY_TOPOEP, .block = 1}, 32);
-    assert_true(copies > 200);
+    for (int k = 0; k < 200; k++)
+        copies += compare(nodes[draw(5)], ranks[draw(5)], 1 + draw(3), draw(4),
+                          (PlanOptions){.policy = POLICY_TOPOEP, .block = 1, .effort = k % 8 ? EFFORT_LOW : EFFORT_DEFAULT,
+                                        .target = k % 5 ? TARGET_TIME : TARGET_BALANCE, .without = k % 7 ? 0 : (unsigned)k % 16}, 32);
+    assert_true(copies > 40);
 }
 
 static void test_large(void **state) {
     (void)state;
-    for (int k = 0; k < 30; k++) compare(2, 4, 4, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1 + k % 3}, k % 10 == 0 ? 128 : k % 3 ? 32 : 64);
+    for (int k = 0; k < 12; k++)
+        compare(2, 4, 4, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1 + k % 3, .effort = k % 4 ? EFFORT_LOW : EFFORT_DEFAULT},
+                k % 10 == 0 ? 256 : k % 3 ? 32 : 64);
 }
 
 static void test_geometry(void **state) {
@@ -120,7 +122,7 @@ static void test_geometry(void **state) {
     uint64_t at = counter;
     for (int threads = 32; threads <= 512; threads *= 2) {
         counter = at;
-        for (int k = 0; k < 3; k++) compare(2, 2, 2, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1}, threads);
+        for (int k = 0; k < 6; k++) compare(2, 2, 2, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1, .effort = k ? EFFORT_LOW : EFFORT_DEFAULT}, threads);
     }
 }
 
