@@ -48,7 +48,7 @@ HOSTDEV int policy_takes(const Solve *v, int e, int r) { // r computes e, or has
     return v->q[e * v->R + r] > 0 || r == solve_home(v, e) || v->held[r] < v->S;
 }
 
-HOSTDEV void policy_return(Solve *v, int first, int last) { // all pairs of experts first..last-1 back home
+SOLVE_BIG void policy_return(Solve *v, int first, int last) { // all pairs of experts first..last-1 back home
     for (int e = first; e < last; e++)
         for (int r = 0; r < v->R; r++)
             if (r != solve_home(v, e) && v->q[e * v->R + r] > 0) solve_move(v, e, r, solve_home(v, e), v->q[e * v->R + r]);
@@ -93,7 +93,7 @@ HOSTDEV void policy_pack(int *in, int64_t *load, int *room, int64_t *key, int *o
 
 // Experts are fixed to their home's node, as groups are in the hierarchical form; its ranks' slots hold the extra replicas.
 // Decided from the history, split by the present counts: what is left over by an even split stays at home.
-HOSTDEV void policy_eplb(Solve *v, int64_t *history, int64_t *scratch) {
+SOLVE_BIG void policy_eplb(Solve *v, int64_t *history, int64_t *scratch) {
     int64_t past = 0, *weight = v->key, *load = scratch, *key = scratch + v->E;
     int *inside = (int *)(scratch + 2 * v->E); // (E,G)
     for (int e = 0; e < v->E && history; e++) past += history[e];
@@ -124,7 +124,7 @@ HOSTDEV int policy_can_shadow(const Solve *v, int e) {
     return 1;
 }
 
-HOSTDEV void policy_fastermoe(Solve *v) {
+SOLVE_BIG void policy_fastermoe(Solve *v) {
     SOLVE_ONE policy_hottest(v);
     SOLVE_BARRIER();
     int64_t cost = cost_total(v->cost, solve_peaks(v));
@@ -151,7 +151,7 @@ HOSTDEV void policy_fastermoe(Solve *v) {
 // ---- llep -----------------------------------------------------------------------------------------------------------------
 // Capacity: the mean (alpha = 1). Below a fullest rank of 1.3 x the mean (lambda) nothing is moved. Experts that were not
 // visited yet count with all their pairs at home.
-HOSTDEV void policy_llep(Solve *v) {
+SOLVE_BIG void policy_llep(Solve *v) {
     int64_t fullest = 0, cap = v->mean, chunk = flow_max(1, (int)(v->mean / POLICY_CHUNK_SHARE));
     if (chunk > POLICY_CHUNK) chunk = POLICY_CHUNK;
     for (int r = 0; r < v->R; r++) fullest = cost_max(fullest, v->load[r]);
@@ -180,7 +180,7 @@ HOSTDEV void policy_llep(Solve *v) {
 
 // ---- echo -----------------------------------------------------------------------------------------------------------------
 // What ranks have above the mean, taken from their hottest experts, largest first on one line; what others lack on the other.
-HOSTDEV void policy_echo(Solve *v, int *given) { // given (E,R) scratch
+SOLVE_BIG void policy_echo(Solve *v, int *given) { // given (E,R) scratch
     int R = v->R, *spill = v->from, *spare = v->p_keep, *coldest = v->p_take;
     for (int r = 0; r < R; r++) v->key[r] = spare[r] = flow_max(0, (int)v->mean - v->load[r]); // R <= E
     policy_order(coldest, v->key, R);
@@ -263,14 +263,14 @@ HOSTDEV int policy_augment(Solve *v, int s, int64_t M) {
     return 1;
 }
 
-HOSTDEV int policy_level_to(Solve *v, int64_t M) { // no rank above M, if that can be had: a maximum flow
+SOLVE_BIG int policy_level_to(Solve *v, int64_t M) { // no rank above M, if that can be had: a maximum flow
     for (int s = 0; s < v->R; s++)
         while (v->load[s] > M)
             if (!policy_augment(v, s, M)) return 0;
     return 1;
 }
 
-HOSTDEV void policy_lplb(Solve *v) {
+SOLVE_BIG void policy_lplb(Solve *v) {
     int64_t lo = v->mean - 1, hi = 0;
     if (v->S == 0) return;
     policy_hottest(v);
@@ -291,7 +291,7 @@ HOSTDEV void policy_lplb(Solve *v) {
 
 // ---- ultraep --------------------------------------------------------------------------------------------------------------
 // Fills node n so that no rank is above M: experts by heat, each onto the rank with most slack. Returns 0 if it does not come off
-HOSTDEV int policy_fill(Solve *v, int n, int64_t M) {
+SOLVE_BIG int policy_fill(Solve *v, int n, int64_t M) {
     int first = n * v->G, last = first + v->G;
     policy_return(v, first * v->H, last * v->H);
     for (int k = 0; k < v->E; k++) {
@@ -313,7 +313,7 @@ HOSTDEV int policy_fill(Solve *v, int n, int64_t M) {
 
 // Whether a threshold can be met does not rise and fall with it in such a fill, so thresholds are tried on a grid, lowest
 // first, and on a finer one below the first that is met.
-HOSTDEV void policy_ultraep(Solve *v) {
+SOLVE_BIG void policy_ultraep(Solve *v) {
     policy_hottest(v);
     for (int n = 0; n < v->N; n++) {
         int64_t lo = (v->nload[n] + v->G - 1) / v->G, hi = 0, M;
@@ -333,7 +333,7 @@ HOSTDEV void policy_ultraep(Solve *v) {
 // While a rank is above the mean, the least loaded one that was not filled yet is filled to the mean by the fullest one alone,
 // its largest experts first: so a rank needs copies of one donor's experts only, E/R at most, and with as many slots every
 // rank ends at the mean. A donor may fall below the mean and be filled later; one that was filled never gives.
-HOSTDEV void policy_moonep(Solve *v) {
+SOLVE_BIG void policy_moonep(Solve *v) {
     for (int r = 0; r < v->R; r++) v->room[r] = 0; // filled
     for (int turn = 0; turn < v->R; turn++) {
         int from = 0, to = -1;
@@ -366,7 +366,7 @@ SOLVE_SIZE size_t policy_work_bytes(int R, int E) { // a multiple of 8
 }
 
 // v becomes the policy's plan
-HOSTDEV void policy_make(Solve *v, Policy policy, int64_t *history, int64_t *scratch) {
+SOLVE_BIG void policy_make(Solve *v, Policy policy, int64_t *history, int64_t *scratch) {
     solve_identity(v);
     if (policy == POLICY_FASTERMOE) policy_fastermoe(v);
     SOLVE_BARRIER();
@@ -387,7 +387,7 @@ HOSTDEV void policy_make(Solve *v, Policy policy, int64_t *history, int64_t *scr
 }
 
 // Each rank computes its own pairs of the `most` foreign experts it has most pairs of
-HOSTDEV void policy_own(Solve *v, int most) {
+SOLVE_BIG void policy_own(Solve *v, int most) {
     for (int r = 0; r < v->R; r++)
         while (v->held[r] < most) {
             int top = -1;
@@ -403,7 +403,7 @@ HOSTDEV void policy_own(Solve *v, int most) {
 
 // Plans of the policies with exact counts, and of ranks that start with their own pairs: copies that pay only together, as
 // their pairs change places, are not found one by one. even: each is levelled as far as its copies allow first.
-HOSTDEV void policy_portfolio(Solve *v, int64_t *scratch, int even) {
+SOLVE_BIG void policy_portfolio(Solve *v, int64_t *scratch, int even) {
     for (int p = POLICY_EPLB; p < POLICIES; p++) { // eplb as if this were its past
         SOLVE_BARRIER();
         policy_make(v, (Policy)p, NULL, scratch);
@@ -428,7 +428,7 @@ HOSTDEV void policy_portfolio(Solve *v, int64_t *scratch, int even) {
 
 // Least largest load first. Plans for balance alone, levelled exactly; then pairs and copies change places for J's sake, as far
 // as no rank gets above the least largest load that was found.
-HOSTDEV void policy_balance(Solve *v, PlanEffort effort, int64_t *scratch) {
+SOLVE_BIG void policy_balance(Solve *v, PlanEffort effort, int64_t *scratch) {
     solve_none(v);
     if (v->S == 0 || v->R == 1 || v->best_load <= v->mean) return;
     int quiet = v->quiet, passes = effort == EFFORT_LOW || v->without & PLAN_NO_PORTFOLIO ? 1 : 3;

@@ -75,7 +75,7 @@ SOLVE_LEAF void solve_price(Solve *v) {
 }
 
 // Weights and prices afresh, by the scales there are
-HOSTDEV void solve_reweigh(Solve *v) {
+SOLVE_BIG void solve_reweigh(Solve *v) {
     Phi phi = {0, 0};
     SOLVE_FOR(r, v->R) {
         v->w_load[r] = v->w_in[r] = v->w_out[r] = 0;
@@ -93,7 +93,7 @@ HOSTDEV void solve_reweigh(Solve *v) {
 }
 
 // Scales afresh, for the maxima there are now, then weights and prices
-HOSTDEV void solve_refresh(Solve *v, int sharp) {
+SOLVE_BIG void solve_refresh(Solve *v, int sharp) {
     Peaks p = solve_peaks(v);
     int64_t load = cost_compute(v->cost, p), tok = cost_tokens(v->cost, p); // a term far below the other one is not resolved
     load = cost_max(cost_max(load, tok >> 10), 1), tok = cost_max(cost_max(tok, load >> 10), 1);
@@ -141,7 +141,7 @@ HOSTDEV int solve_lay_node(const Solve *v, int e, int n) {
 
 // ---- how far a move pays --------------------------------------------------------------------------------------------------
 // Change of the softened J when d pairs of e move from h to r; convex in d
-HOSTDEV int64_t solve_delta(const Solve *v, int e, int h, int r, int d) {
+SOLVE_BIG int64_t solve_delta(const Solve *v, int e, int h, int r, int d) {
     Side a = solve_side(v, e, h), b = solve_side(v, e, r);
     int own_a = solve_own(a, -d), own_b = solve_own(b, d), nh = v->node[h], nr = v->node[r];
     int64_t load = solve_w_load(v, a.load - d) + solve_w_load(v, b.load + d) - v->w_load[h] - v->w_load[r];
@@ -171,7 +171,7 @@ HOSTDEV int64_t solve_slope(const Solve *v, Side a, Side b, Side na, Side nb, in
 }
 
 // How many pairs of e to move from h to r: as long as the next one gains, to within 2^-coarse of the mean load, in whole blocks
-HOSTDEV int solve_line(const Solve *v, int e, int h, int r) {
+SOLVE_BIG int solve_line(const Solve *v, int e, int h, int r) {
     Side a = solve_side(v, e, h), b = solve_side(v, e, r);
     int nh = v->node[h], nr = v->node[r], far = nh != nr, lo = 0, hi = flow_min(a.q, v->cap - b.load) / v->block, fine = (int)(v->mean >> v->coarse) / v->block;
     Side na = solve_node_side(v, e, nh), nb = solve_node_side(v, e, nr);

@@ -85,7 +85,7 @@ HOSTDEV int solve_pair(const Solve *v, int e, int *from, int *onto) {
 }
 
 // A move, with all weights and prices
-HOSTDEV void solve_apply(Solve *v, int e, int h, int r, int d) {
+SOLVE_BIG void solve_apply(Solve *v, int e, int h, int r, int d) {
     SOLVE_BARRIER();
     SOLVE_ONE {
         solve_move(v, e, h, r, d);
@@ -98,7 +98,7 @@ HOSTDEV void solve_apply(Solve *v, int e, int h, int r, int d) {
 }
 
 // Exchanges for each expert with copies in turn, as far as they gain; part: 0 or 1 = the even or the odd ones only, -1 = all
-HOSTDEV void solve_level(Solve *v, int sweeps, int part) {
+SOLVE_BIG void solve_level(Solve *v, int sweeps, int part) {
     for (int moves = 1; sweeps > 0 && moves > 0; sweeps--) {
         moves = 0;
         for (int e = 0; e < v->E; e++) {
@@ -189,7 +189,7 @@ HOSTDEV void solve_scan_all(Solve *v, int lo, int hi, int some) {
 
 // One more copy on a rank from lo to hi - 1: of the best few by score the one that gains most. Scores are those of the last
 // solve_scan_all, looked at afresh before they count (fresh: they are that still). Returns 0 if none gains.
-HOSTDEV int solve_add(Solve *v, int tries, int fresh, int lo, int hi) {
+SOLVE_BIG int solve_add(Solve *v, int tries, int fresh, int lo, int hi) {
     int64_t gain = cost_total(v->cost, solve_peaks(v)) >> v->shift << 8 >> SOLVE_GAIN;
     int chosen = -1, amount = 0, n = 0, tried[SOLVE_TRIES];
     int64_t score[SOLVE_TRIES];
@@ -223,7 +223,7 @@ HOSTDEV int solve_add(Solve *v, int tries, int fresh, int lo, int hi) {
 
 // ---- the plan -------------------------------------------------------------------------------------------------------------
 // Copies as long as they gain, within the budget there is; f.tries 1: as long as the scores of one look suffice. Returns how many.
-HOSTDEV int solve_grow(Solve *v, Effort f) {
+SOLVE_BIG int solve_grow(Solve *v, Effort f) {
     int added = 0, some = 0, fresh = 1, most = 2 * v->R * v->S; // copies can be lost again in the exchange: no bound by itself
     solve_scan_all(v, 0, v->R, 0);
     while (added < most) {
@@ -245,7 +245,7 @@ HOSTDEV int solve_grow(Solve *v, Effort f) {
     return added;
 }
 
-HOSTDEV int64_t solve_polish(Solve *v, Effort f, int sharp) {
+SOLVE_BIG int64_t solve_polish(Solve *v, Effort f, int sharp) {
     SOLVE_BARRIER();
     SOLVE_ONE v->coarse = 10;
     SOLVE_BARRIER();
@@ -280,7 +280,7 @@ HOSTDEV int64_t solve_try(Solve *v, Effort f, int64_t budget_ps, int sharp) {
 }
 
 // Budgets from the least to the largest that can pay, each plan grown from the one before. Returns the best budget, -1 = none
-HOSTDEV int64_t solve_climb(Solve *v, Effort f, int64_t least, int64_t unit) {
+SOLVE_BIG int64_t solve_climb(Solve *v, Effort f, int64_t least, int64_t unit) {
     int64_t best = -1, b = least, base = v->cost->pair_compute_ps * v->mean + v->cost->plan_fixed_ps;
     while (b > 0 && b < (v->best_ps - base) >> 6) b *= 2; // a budget so small leaves most of the gain
     int sharp = f.sharp; // the plan is the identity's
@@ -332,7 +332,7 @@ HOSTDEV int solve_reach(Solve *v, int s, int64_t M, int *reached) {
 
 // The least maximum of load that these copies allow: augmenting paths as in a maximum flow. Where none leads on from a rank above
 // M, no rank that it reaches can get below their mean, so M rises to that.
-HOSTDEV void solve_even(Solve *v) {
+SOLVE_BIG void solve_even(Solve *v) {
     SOLVE_BARRIER();
     SOLVE_ONE {
         int64_t M = v->mean;
@@ -386,7 +386,7 @@ HOSTDEV void solve_break(Solve *v, uint64_t *seed) {
 
 // From the plan as it is, of cost now_ps: takes copies away, adds the best by blurred scores, exchanges pairs at rising sharpness.
 // Stays there if that costs at most `rise` more, else goes back. Returns the J of where it stays.
-HOSTDEV int64_t solve_round(Solve *v, uint64_t *seed, int64_t now_ps, int64_t rise) {
+SOLVE_BIG int64_t solve_round(Solve *v, uint64_t *seed, int64_t now_ps, int64_t rise) {
     const int sharps[] = {16, 24, 40, 64};
     Peaks p = solve_peaks(v);
     int sharp = sharps[solve_draw(seed, 4)], blur = solve_draw(seed, 3), spare = solve_draw(seed, 4), tight = solve_draw(seed, 16) == 0;
@@ -448,7 +448,7 @@ HOSTDEV Effort solve_pass(const Solve *v, PlanEffort effort, int k) {
 }
 
 // Climbs, from the identity plan; the best plan is polished. Returns 0 if no plan with copies can be better than that one.
-HOSTDEV int solve_climbs(Solve *v, PlanEffort effort) {
+SOLVE_BIG int solve_climbs(Solve *v, PlanEffort effort) {
     const Cost *c = v->cost;
     solve_none(v);
     int64_t least = c->copy_intra_ps * (1000 - c->overlap_permille) / 1000; // what copies cost at least

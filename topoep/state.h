@@ -19,6 +19,9 @@
 #define SOLVE_SUM(x) (x)                              // the sum, likewise
 #define SOLVE_LEAF HOSTDEV                            // a function with loops worth vectorising
 #endif
+#ifndef SOLVE_BIG
+#define SOLVE_BIG static __attribute__((noinline, unused)) // a function too large to be copied to where it is called
+#endif
 #ifndef SOLVE_SIZE
 #define SOLVE_SIZE HOSTDEV                            // a function that the host asks
 #endif
@@ -157,7 +160,7 @@ HOSTDEV void solve_drop(Solve *v, int e, int r) { // the copy of e on r, which c
     }
 }
 
-HOSTDEV void solve_move(Solve *v, int e, int h, int r, int d) {
+SOLVE_BIG void solve_move(Solve *v, int e, int h, int r, int d) {
     int *q = v->q + e * v->R, *x = v->x + e * v->N, nh = v->node[h], nr = v->node[r];
     if (q[r] == 0 && r != solve_home(v, e)) solve_hold(v, e, r);
     v->self[h] = solve_own(solve_side(v, e, h), -d);
@@ -174,7 +177,7 @@ HOSTDEV void solve_move(Solve *v, int e, int h, int r, int d) {
 }
 
 // ---- whole plans ----------------------------------------------------------------------------------------------------------
-HOSTDEV void solve_identity(Solve *v) {
+SOLVE_BIG void solve_identity(Solve *v) {
     SOLVE_FOR(i, v->R * v->S) v->slot[i] = -1;
     SOLVE_FOR(r, v->R) v->held[r] = v->fan[r] = v->load[r] = v->self[r] = 0;
     SOLVE_FOR(n, v->N) v->wout[n] = v->win[n] = v->nload[n] = v->nlocal[n] = 0;
@@ -222,7 +225,7 @@ HOSTDEV int solve_allowed(const Solve *v, Peaks p) {
 }
 
 // J of the plan as it is; kept if it is the best
-HOSTDEV int64_t solve_keep(Solve *v) {
+SOLVE_BIG int64_t solve_keep(Solve *v) {
     Peaks p = solve_peaks(v);
     int64_t cost = cost_total(v->cost, p);
     int better = v->target == TARGET_BALANCE && p.load != v->best_load ? p.load < v->best_load : cost < v->best_ps;
@@ -238,7 +241,7 @@ HOSTDEV int64_t solve_keep(Solve *v) {
 
 // The plan becomes the one of these quotas (E,R), from whatever it is: first all that is too much goes home, so that no rank
 // runs out of slots on the way
-HOSTDEV void solve_become(Solve *v, const int *quota) {
+SOLVE_BIG void solve_become(Solve *v, const int *quota) {
     SOLVE_BARRIER();
     SOLVE_ONE {
         for (int back = 1; back >= 0; back--)
@@ -279,7 +282,7 @@ SOLVE_SIZE size_t solve_work_bytes(int R, int E, int N, int S) {
 }
 
 // Lays v out in work (solve_work_bytes, aligned to 8 bytes) and reads D
-HOSTDEV void solve_bind(Solve *v, void *work, const int *D, int R, int E, const Cost *cost, PlanOptions o) {
+SOLVE_BIG void solve_bind(Solve *v, void *work, const int *D, int R, int E, const Cost *cost, PlanOptions o) {
     SOLVE_ONE {
         v->N = cost->N, v->G = cost->G, v->R = R, v->E = E, v->S = cost->S, v->H = E / R, v->block = flow_max(1, o.block);
         v->target = o.policy == POLICY_TOPOEP ? o.target : TARGET_TIME, v->without = o.policy == POLICY_TOPOEP ? o.without : 0;
@@ -336,7 +339,7 @@ HOSTDEV uint64_t solve_hash(uint64_t h, int x) { // FNV-1a of a little-endian in
 }
 
 // The best plan found and what it costs; all sums are made again from its quotas
-HOSTDEV void solve_result(Solve *v, int *quota, int *slot, PlanInfo *info) {
+SOLVE_BIG void solve_result(Solve *v, int *quota, int *slot, PlanInfo *info) {
     solve_identity(v);
     Peaks p = solve_peaks(v), before = p;
     SOLVE_ONE {

@@ -41,6 +41,7 @@ struct Plus {
 #define SOLVE_MAX(x) block_reduce(x, INT64_MIN, Larger())
 #define SOLVE_SUM(x) block_reduce(x, 0, Plus())
 #define SOLVE_LEAF static __device__
+#define SOLVE_BIG static __device__ __attribute__((noinline))
 extern "C" {
 #include "topoep/policies.h"
 }
