@@ -51,17 +51,22 @@ typedef enum { // policy_names has them in this order; the ones after topoep: to
 extern const char *const policy_names[POLICIES];
 
 typedef enum { TARGET_TIME, TARGET_BALANCE } PlanTarget; // least J; least largest load, then least J
-typedef enum { EFFORT_DEFAULT, EFFORT_LOW, EFFORT_HIGH } PlanEffort; // how long topoep looks for a better plan
-enum { // parts of topoep that an ablation leaves out
-    PLAN_NO_STAGE1 = 1,    // copies on other nodes than the home's
-    PLAN_NO_STAGE2 = 2,    // refinement inside the nodes
-    PLAN_NO_LOCALITY = 4,  // the prices of traffic
-    PLAN_NO_PORTFOLIO = 8, // the other policies' plans and the other parameter sets
-    PLAN_NO_SLICING = 16,  // copies that cross nodes go through one port, not all of the node's (an execution choice as well)
+// How long topoep looks: one climb (and a few rounds of repair for small matrices); three climbs, the portfolio, 8 to 60 rounds;
+// seven climbs, the portfolio, 200 to 2000 rounds (topoep/solve.h says what these are).
+typedef enum { EFFORT_DEFAULT, EFFORT_LOW, EFFORT_HIGH } PlanEffort;
+enum { // parts of topoep that an ablation leaves out; plans of the portfolio that have what is left out are passed over
+    PLAN_NO_STAGE1 = 1,    // copies on other nodes than the home's: what is left balances inside each node
+    PLAN_NO_STAGE2 = 2,    // copies on the home's own node, a second copy on another node, exchanges inside a node: what is left
+                           // balances nodes, each copy on the rank of its node where it gains most
+    PLAN_NO_LOCALITY = 4,  // the prices of traffic, and the start where ranks compute their own pairs: loads alone decide where
+                           // copies and pairs go; among the plans made so, the one of least J is still taken
+    PLAN_NO_PORTFOLIO = 8, // the other policies' plans, that start, and all climbs but the first
+    PLAN_NO_SLICING = 16,  // copies that cross nodes go through one port, not all of the node's: an affair of the cost
+                           // (CostModel.one_port) and of the execution, not of how a plan is found
 };
 typedef struct PlanOptions {
     Policy policy;
-    PlanTarget target;
+    PlanTarget target;   // these three: of topoep
     PlanEffort effort;
     unsigned without; // PLAN_NO_* or'ed
     int block;       // the quotas of copies are multiples of this many pairs (1); what is left over stays at home

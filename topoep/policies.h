@@ -467,7 +467,7 @@ HOSTDEV void policy_topoep(Solve *v, PlanEffort effort, int64_t *scratch) {
     }
     uint64_t seed = 1;
     int size = v->R * v->E, usual = flow_max(8, flow_min(60, 32768 / size)), low = flow_min(32, 2048 / size); // what time allows
-    solve_rounds(v, &seed, effort == EFFORT_LOW ? low : effort == EFFORT_HIGH ? 2000 : usual);
+    solve_rounds(v, &seed, effort == EFFORT_LOW ? low : effort == EFFORT_HIGH ? flow_max(200, flow_min(2000, 8192000 / size)) : usual);
 }
 
 // The plan of any policy, from a Solve that solve_bind has set up. history (E): of eplb, all zero before the first microbatch,

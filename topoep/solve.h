@@ -298,7 +298,8 @@ SOLVE_BIG int64_t solve_climb(Solve *v, Effort f, int64_t least, int64_t unit) {
         if (cost < before) best = b;
         full += all;
         if (all ? added == 0 || f.tries > 1 : b > 4 * start && cost - v->best_ps > v->best_ps / 16) break;
-        if (!all) b = b ? 2 * b : unit;
+        int again = f.tries == 1 && added > 0 && cost < before - before / 8; // much is to be had within this budget still
+        if (!all && !again) b = b ? 2 * b : unit;
         sharp = flow_min(sharp + sharp / 4, 40);
     }
     return best;

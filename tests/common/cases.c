@@ -133,7 +133,7 @@ static double named_weight(const char *kind, double z, uint64_t seed, const int 
     if (!strcmp(kind, "source")) return pow(1 + (place[e] + s / G * 13) % E, -z);
     if (!strcmp(kind, "inject")) return place[e] < 4 ? z / 4 : (1 - z) / (E - 4);
     if (!strcmp(kind, "window")) return (e - hot + E) % E < E / 8 ? z / (E / 8) : (1 - z) / (E - E / 8);
-    if (!strcmp(kind, "cold")) return place[e] < z * E ? 0 : pow(1 + E - 1 - place[e], -0.7);
+    if (!strcmp(kind, "cold")) return place[e] < z * E && place[e] < E - 1 ? 0 : pow(1 + E - 1 - place[e], -0.7);
     assert_true(!strcmp(kind, "scattered") || !strcmp(kind, "ragged"));
     return pow(1 + place[e], -z);
 }

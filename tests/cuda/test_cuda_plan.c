@@ -103,18 +103,17 @@ static void test_small(void **state) {
     (void)state;
     static const int nodes[] = {1, 1, 2, 2, 3}, ranks[] = {1, 2, 2, 3, 4};
     int copies = 0;
-    for (int k = 0; k < 200; k++)
+    for (int k = 0; k < 150; k++)
         copies += compare(nodes[draw(5)], ranks[draw(5)], 1 + draw(3), draw(4),
                           (PlanOptions){.policy = POLICY_TOPOEP, .block = 1, .effort = k % 8 ? EFFORT_LOW : EFFORT_DEFAULT,
                                         .target = k % 5 ? TARGET_TIME : TARGET_BALANCE, .without = k % 7 ? 0 : (unsigned)k % 16}, 32);
-    assert_true(copies > 40);
+    assert_true(copies > 30);
 }
 
 static void test_large(void **state) {
     (void)state;
-    for (int k = 0; k < 12; k++)
-        compare(2, 4, 4, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1 + k % 3, .effort = k % 4 ? EFFORT_LOW : EFFORT_DEFAULT},
-                k % 10 == 0 ? 256 : k % 3 ? 32 : 64);
+    for (int k = 0; k < 4; k++)
+        compare(2, 4, 4, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1 + k % 3, .effort = k % 4 ? EFFORT_LOW : EFFORT_DEFAULT}, k ? 64 : 256);
 }
 
 static void test_geometry(void **state) {
@@ -122,14 +121,14 @@ static void test_geometry(void **state) {
     uint64_t at = counter;
     for (int threads = 32; threads <= 512; threads *= 2) {
         counter = at;
-        for (int k = 0; k < 6; k++) compare(2, 2, 2, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1, .effort = k ? EFFORT_LOW : EFFORT_DEFAULT}, threads);
+        for (int k = 0; k < 2; k++) compare(2, 2, 2, 2, (PlanOptions){.policy = POLICY_TOPOEP, .block = 1, .effort = EFFORT_LOW}, threads);
     }
 }
 
 static void test_policies(void **state) {
     (void)state;
     for (int p = 0; p < POLICIES; p++)
-        for (int k = 0; k < 10; k++) compare(1 + k % 3, 1 + k % 4, 2, k % 4, (PlanOptions){.policy = (Policy)p, .block = 1 + k % 2}, 32 << k % 3);
+        for (int k = 0; k < 10; k++) compare(1 + k % 3, 1 + k % 4, 2, k % 4, (PlanOptions){.policy = (Policy)p, .block = 1 + k % 2, .effort = EFFORT_LOW}, 32 << k % 3);
 }
 
 int main(void) {
