@@ -31,7 +31,8 @@ void memory_first(Trainer *t) {
     u->program = (resident() + 2e6 * t->threads) / (double)(t->o.virtual_ranks ? t->o.virtual_ranks : 1);
     u->parameters = held * sizeof(real);
     u->gradients = held * sizeof(wide);
-    u->moments = t->o.optimizer == OPTIMIZER_SGD ? 0 : 2 * held * sizeof(wide);
+    int masters = sizeof(real) < sizeof(wide); // counted with the moments: the optimizer's state
+    u->moments = ((t->o.optimizer == OPTIMIZER_SGD ? 0 : 2) + masters) * held * sizeof(wide);
     check(t, u->parameters + u->gradients + u->moments, "parameters, gradients and the optimizer's state");
 }
 
