@@ -52,8 +52,11 @@ emulated() {
     targets="$emu/train $(printf "$emu/test_%s " $of_emu)" build $emu BACKEND=emu REAL=float
     targets="$bf16/train $(printf "$bf16/test_%s " $of_bf16)" build $bf16 BACKEND=emu REAL=bf16
     for test in $of_emu; do run "cuda-emu/test_$test" $emu/test_$test; done
+    for test in ops router route gemm attention comm_dev; do EMU_ORDER=reverse run "cuda-emu/test_$test, reverse" $emu/test_$test; done
+    for test in ops router route comm_dev; do EMU_ORDER=random:1 EMU_STREAMS=random:1 run "cuda-emu/test_$test, random" $emu/test_$test; done
     for test in $of_bf16; do run "cuda-emu-bf16/test_$test" $bf16/test_$test; done
     run "cuda-emu/steps" tests/emu/steps.sh build $emu $bf16
+    run "cuda-emu/ways" tests/emu/ways.sh
     if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
         echo "skip  cuda: nvcc was not found, nothing is compiled for GPUs"
         return
