@@ -62,7 +62,8 @@ static void case_gather(Bench *b) {
 }
 
 // Values whose sum depends on its order
-static wide value(int rank, int call, size_t j) { return (wide)((double)(mix((uint64_t)(rank + 50 * call), j) % 2000001) / 7e5 * (rank % 3 ? 1 : -300)); }
+static wide value(int rank, int call, size_t j) { return (wide)((double)(mix((uint64_t)(rank + 50 * call),
+    j) % 2000001) / 7e5 * (rank % 3 ? 1 : -300)); }
 
 static void case_sum(Bench *b, size_t largest) {
     size_t sizes[] = {0, 1, 5, 1000, largest, 33};
@@ -87,7 +88,8 @@ static void case_small_sums(Bench *b) {
         int n = k == 3 ? 10000 : 1 + 20 * k;
         double *x = host_alloc(SIZE(n, sizeof *x));
         int64_t *y = host_alloc(SIZE(n, sizeof *y));
-        for (int j = 0; j < n; j++) x[j] = value(b->i->rank, k, (size_t)j) / 3.0, y[j] = (int64_t)mix((uint64_t)b->i->rank, (uint64_t)j) >> 8;
+        for (int j = 0; j < n; j++) x[j] = value(b->i->rank, k, (size_t)j) / 3.0, y[j] = (int64_t)mix((uint64_t)b->i->rank,
+            (uint64_t)j) >> 8;
         double *x_d = upload(b, x, SIZE(n, sizeof *x));
         int64_t *y_d = upload(b, y, SIZE(n, sizeof *y));
         comm_dev_sum_double(b->c, x_d, n);
@@ -131,7 +133,8 @@ static void case_window(Bench *b) {
             for (int j = 100; j < WORDS; j++)
                 EXPECT(host[j] == mix((uint64_t)(r * 1000 + round), (uint64_t)j), "round %d: word %d of rank %d", round, j, r);
             for (int s = i->node * i->G; s < (i->node + 1) * i->G; s++)
-                EXPECT(host[s] == mix((uint64_t)(r * 77 + round), (uint64_t)s), "round %d: rank %d's word at rank %d", round, s, r);
+                EXPECT(host[s] == mix((uint64_t)(r * 77 + round), (uint64_t)s), "round %d: rank %d's word at rank %d", round, s,
+                       r);
         }
         comm_node_barrier(b->c);
     }
@@ -140,7 +143,8 @@ static void case_window(Bench *b) {
 // ---- rows ------------------------------------------------------------------------------------------------------------------
 enum { ROOM = 13, WIDTHS = 3 };
 static const size_t widths[WIDTHS] = {64, 4, 12};
-static int rows_from(int call, int a, int node) { return call == 2 ? 0 : call == 3 ? ROOM : (int)(mix((uint64_t)(call * 100 + a), (uint64_t)node) % (ROOM + 1)); }
+static int rows_from(int call, int a, int node) { return call == 2 ? 0 : call == 3 ? ROOM : (int)(mix((uint64_t)(call * 100 + a),
+    (uint64_t)node) % (ROOM + 1)); }
 
 static void case_rows(Bench *b) {
     const CommInfo *i = b->i;
@@ -151,8 +155,10 @@ static void case_rows(Bench *b) {
         to[a] = ((char **)comm_window(b->c, SIZE(i->N, ROOM, (int64_t)widths[a]), "to"))[i->rank];
     }
     for (int call = 0; call < 6; call++) {
-        int *n_send = host_alloc(SIZE(i->N, sizeof(int))), *n_recv = host_alloc(SIZE(i->N, sizeof(int))), n_arrays = 1 + call % WIDTHS;
-        for (int n = 0; n < i->N; n++) n_send[n] = n == i->node ? 99 : rows_from(call, i->rank, n), n_recv[n] = n == i->node ? 0 : rows_from(call, n * i->G + i->rank % i->G, i->node);
+        int *n_send = host_alloc(SIZE(i->N, sizeof(int))), *n_recv = host_alloc(SIZE(i->N, sizeof(int))),
+            n_arrays = 1 + call % WIDTHS;
+        for (int n = 0; n < i->N; n++) n_send[n] = n == i->node ? 99 : rows_from(call, i->rank, n),
+            n_recv[n] = n == i->node ? 0 : rows_from(call, n * i->G + i->rank % i->G, i->node);
         int *n_send_d = upload(b, n_send, SIZE(i->N, sizeof(int))), *n_recv_d = upload(b, n_recv, SIZE(i->N, sizeof(int)));
         Rows arrays[WIDTHS];
         for (int a = 0; a < n_arrays; a++) {
@@ -178,11 +184,13 @@ static void case_rows(Bench *b) {
                 dev_download(b->d, host, to[a] + (size_t)n * block, block);
                 for (size_t j = 0; j < (size_t)want * widths[a]; j++)
                     EXPECT(host[j] == byte_of(peer, 10 * call + a, (size_t)i->node * block + j), "call %d, array %d: byte %zu from node %d", call, a, j, n);
-                for (size_t j = 0; j < block && n == i->node; j++) EXPECT(host[j] == 0xEE, "call %d: the own node's block was written", call);
+                for (size_t j = 0; j < block && n == i->node; j++) EXPECT(host[j] == 0xEE,
+                    "call %d: the own node's block was written", call);
                 free(host);
             }
         }
-        EXPECT(comm_bytes_sent(b->c) == sent, "call %d: %llu bytes sent, counted %llu", call, (unsigned long long)sent, (unsigned long long)comm_bytes_sent(b->c));
+        EXPECT(comm_bytes_sent(b->c) == sent, "call %d: %llu bytes sent, counted %llu", call, (unsigned long long)sent,
+               (unsigned long long)comm_bytes_sent(b->c));
         free(n_send), free(n_recv);
     }
 }
@@ -191,7 +199,8 @@ static void case_rows(Bench *b) {
 enum { BLOCKS = 6, BLOCK_BYTES = 208, AT = 16, PART = 144 }; // AT, PART: the piece of a block that goes
 
 // Segment k from node n to node m, of the ranks of one place: from which rank's window and block, into which. How many: 0 to 4
-static int n_blocks(int call, int n, int m, int place) { return (int)(mix((uint64_t)(call * 64 + n), (uint64_t)(m * 64 + place)) % 5); }
+static int n_blocks(int call, int n, int m, int place) { return (int)(mix((uint64_t)(call * 64 + n),
+    (uint64_t)(m * 64 + place)) % 5); }
 static int pick(int call, int n, int m, int place, int k, int what, int below) {
     return (int)(mix((uint64_t)(call * 64 + n), (uint64_t)((m * 64 + place) * 64 + k * 4 + what)) % (uint64_t)below);
 }
@@ -216,9 +225,11 @@ static void case_blocks(Bench *b) {
             for (int m = 0; m < i->N; m++) {
                 if (m == i->node) continue;
                 if (k < n_blocks(call, i->node, m, place))
-                    send[n_send++] = (BlockSeg){m, first + pick(call, i->node, m, place, k, 0, i->G), pick(call, i->node, m, place, k, 1, BLOCKS * 5)};
+                    send[n_send++] = (BlockSeg){m, first + pick(call, i->node, m, place, k, 0, i->G), pick(call, i->node, m,
+                        place, k, 1, BLOCKS * 5)};
                 if (k < n_blocks(call, m, i->node, place)) // every place its own blocks
-                    recv[n_recv++] = (BlockSeg){m, first + pick(call, m, i->node, place, k, 2, i->G), ((place * i->N + m) * 5 + k) * BLOCKS};
+                    recv[n_recv++] = (BlockSeg){m, first + pick(call, m, i->node, place, k, 2, i->G),
+                                                ((place * i->N + m) * 5 + k) * BLOCKS};
             }
         int *n_send_d = upload(b, &n_send, sizeof n_send), *n_recv_d = upload(b, &n_recv, sizeof n_recv);
         BlockSeg *send_d = upload(b, send, SIZE(i->N, 5, sizeof *send)), *recv_d = upload(b, recv, SIZE(i->N, 5, sizeof *recv));
@@ -236,7 +247,8 @@ static void case_blocks(Bench *b) {
             for (int m = 0; m < i->N; m++)
                 for (int k = 0; m != i->node && k < n_blocks(call, m, i->node, p); k++) {
                     if (first + pick(call, m, i->node, p, k, 2, i->G) != i->rank) continue;
-                    int owner = m * i->G + pick(call, m, i->node, p, k, 0, i->G), block = pick(call, m, i->node, p, k, 1, BLOCKS * 5);
+                    int owner = m * i->G + pick(call, m, i->node, p, k, 0, i->G), block = pick(call, m, i->node, p, k, 1,
+                        BLOCKS * 5);
                     const unsigned char *got = host + (size_t)(((p * i->N + m) * 5 + k) * BLOCKS) * BLOCK_BYTES + AT;
                     for (size_t j = 0; j < PART; j++) {
                         unsigned char want = byte_of(owner, 200 + call, (size_t)block * BLOCK_BYTES + AT + j);
@@ -245,7 +257,8 @@ static void case_blocks(Bench *b) {
                     }
                 }
         EXPECT(found == expected, "call %d: %zu bytes of the target changed, expected %zu", call, found, expected);
-        EXPECT(comm_bytes_sent(b->c) == sent, "call %d: %llu bytes sent, counted %llu", call, (unsigned long long)sent, (unsigned long long)comm_bytes_sent(b->c));
+        EXPECT(comm_bytes_sent(b->c) == sent, "call %d: %llu bytes sent, counted %llu", call, (unsigned long long)sent,
+               (unsigned long long)comm_bytes_sent(b->c));
         free(send), free(recv);
     }
     free(host);
@@ -294,11 +307,13 @@ static void run_layout(void *arg) {
 
 static void collectives(void **state) {
     (void)state;
-    static Layout layouts[] = {{1, 1, "1"}, {2, 1, "1"}, {2, 2, "1"}, {3, 1, "1"}, {4, 1, "1"}, {4, 2, "1"}, {4, 4, "1"}, {6, 3, "1"},
+    static Layout layouts[] = {{1, 1, "1"}, {2, 1, "1"}, {2, 2, "1"}, {3, 1, "1"}, {4, 1, "1"}, {4, 2, "1"}, {4, 4, "1"}, {6, 3,
+        "1"},
                                {2, 1, "2"}, {2, 2, "2"}, {4, 2, "4"}, {6, 3, "6"}};
     for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++) {
         Child c = child_call(run_layout, &layouts[k]);
-        if (c.status) fail_msg("%d ranks in %d nodes on %s devices: status %d\n%s", layouts[k].ranks, layouts[k].nodes, layouts[k].devices, c.status, c.out);
+        if (c.status) fail_msg("%d ranks in %d nodes on %s devices: status %d\n%s", layouts[k].ranks, layouts[k].nodes,
+                               layouts[k].devices, c.status, c.out);
     }
 }
 
@@ -310,7 +325,8 @@ static void disagree(Comm *world, void *arg) {
     comm_bind(world, d);
     Bench b = {world, i, d};
     void **w = comm_window(world, 4096, "test"), **w_d = upload(&b, w, SIZE(i->size, sizeof *w));
-    int counts[2] = {1, 1}, *n_send = upload(&b, counts, sizeof counts), wrong[2] = {2, 2}, *n_recv = upload(&b, kind == 0 ? wrong : counts, sizeof counts);
+    int counts[2] = {1, 1}, *n_send = upload(&b, counts, sizeof counts), wrong[2] = {2, 2}, *n_recv = upload(&b,
+        kind == 0 ? wrong : counts, sizeof counts);
     if (kind == 0) {
         comm_rows(world, &(Rows){w[i->rank], (char *)w[i->rank] + 2048, 16}, 1, n_recv, n_send, 1, 4);
     } else {

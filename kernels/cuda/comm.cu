@@ -89,7 +89,8 @@ void comm_dev_allgather(Comm *c, void *out, const void *in, size_t bytes) {
     if (v->i->size == 1) return;
     if (v->wire) return wire_allgather(v, out, in, bytes);
     for (size_t at = 0; at < bytes; at += GATHER)
-        LAUNCH(gather_kernel, 1, THREADS, 0, v->d->stream, v->control, all_of(v->i), (char *)out + at, bytes, (const char *)in + at,
+        LAUNCH(gather_kernel, 1, THREADS, 0, v->d->stream, v->control, all_of(v->i), (char *)out + at, bytes,
+               (const char *)in + at,
                bytes - at < GATHER ? bytes - at : GATHER);
 }
 
@@ -143,7 +144,8 @@ void comm_sum(Comm *c, wide *x, size_t n) {
     Meeting kind = v->wire ? NODE : ALL;
     cudaStream_t s = v->d->stream;
     for (size_t at = 0; at < n && i->size > 1; at += PIECE) {
-        size_t m = n - at < PIECE ? n - at : PIECE, part = (m + (size_t)who.n - 1) / (size_t)who.n, place = (size_t)(i->rank - who.first);
+        size_t m = n - at < PIECE ? n - at : PIECE, part = (m + (size_t)who.n - 1) / (size_t)who.n,
+            place = (size_t)(i->rank - who.first);
         size_t lo = part * place < m ? part * place : m, hi = lo + part < m ? lo + part : m;
         unsigned blocks = grid_for(v->d, part, 4 * THREADS);
         wide *before = v->wire && i->node > 0 ? (wide *)wire_scratch(v, nullptr) : nullptr;
@@ -191,7 +193,8 @@ static __global__ void rows_pull_kernel(Control *const *all, Who w, RowsCall cal
     int rows = peer->count[call.node];
     if (blockIdx.x == 0 && a == 0 && threadIdx.x == 0) {
         if (known && n_recv[n] != rows) {
-            printf("rank %d expects %d rows of rank %d, which sent %d: the ranks disagree on what they exchange\n", w.me, n_recv[n],
+            printf("rank %d expects %d rows of rank %d, which sent %d: the ranks disagree on what they exchange\n", w.me,
+                   n_recv[n],
                    n * call.G + w.me % call.G, rows);
             __trap();
         }
@@ -223,7 +226,8 @@ struct BlocksCall {
 };
 
 // Tells the counterparts where the blocks lie, and finds where those lie that come: the k-th from a node is the k-th it sends here.
-static __global__ void blocks_post_kernel(Control *const *all, Who w, BlocksCall call, const void *const *from, const BlockSeg *send,
+static __global__ void blocks_post_kernel(Control *const *all, Who w, BlocksCall call, const void *const *from,
+                                          const BlockSeg *send,
                                           const int *n_send, const BlockSeg *recv, const int *n_recv) {
     Control *own = all[w.me];
     if (threadIdx.x == 0 && (*n_send < 0 || *n_send > MAX_SEGS || *n_recv < 0 || *n_recv > MAX_SEGS)) {
@@ -257,13 +261,15 @@ static __global__ void blocks_post_kernel(Control *const *all, Who w, BlocksCall
     }
 }
 
-static __global__ void blocks_pull_kernel(Control *const *all, Who w, BlocksCall call, void *const *to, const BlockSeg *recv, const int *n_recv) {
+static __global__ void blocks_pull_kernel(Control *const *all, Who w, BlocksCall call, void *const *to, const BlockSeg *recv,
+                                          const int *n_recv) {
     for (int k = blockIdx.y; k < *n_recv; k += gridDim.y)
         copy_bytes((char *)to[recv[k].rank] + recv[k].block * call.block_bytes + call.at, all[w.me]->source[k], call.bytes,
                    blockIdx.x * (size_t)blockDim.x + threadIdx.x, gridDim.x * (size_t)blockDim.x);
 }
 
-void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from, const BlockSeg *send,
+void comm_blocks_start(Comm *c, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
+                       const BlockSeg *send,
                        const int *n_send, size_t block_bytes, size_t at, size_t bytes) {
     CommDev *v = of(c);
     CHECK_COMM(!v->blocks_under_way, "a transfer of blocks begins before the last one was finished");
@@ -387,7 +393,8 @@ static CommDev *open_on(Comm *c, Dev *d, int machine) {
         sharing += same_gpu;
         for (int q = 0; q < r; q++) alone &= v->place[q].machine != v->place[r].machine || v->place[q].device != v->place[r].device;
     }
-    CHECK_USAGE(sharing <= MAX_SHARED, "%d ranks share GPU %d, %d can (hint: fewer --virtual-ranks)", sharing, own.device, MAX_SHARED);
+    CHECK_USAGE(sharing <= MAX_SHARED, "%d ranks share GPU %d, %d can (hint: fewer --virtual-ranks)", sharing, own.device,
+                MAX_SHARED);
     peer_access(v);
     CUDA_CHECK(cudaStreamCreateWithFlags(&v->side, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&v->forked, cudaEventDisableTiming));

@@ -9,10 +9,11 @@
 #ifdef USE_NCCL
 #include <nccl.h>
 
-#define NCCL_CHECK(call)                                                                                             \
-    do {                                                                                                             \
-        ncclResult_t nccl_code_ = (call);                                                                            \
-        CHECK_COMM(nccl_code_ == ncclSuccess, "%s: NCCL reports: %s %s", #call, ncclGetErrorString(nccl_code_), ncclGetLastError(nullptr)); \
+#define NCCL_CHECK(call)                                                                                   \
+    do {                                                                                                   \
+        ncclResult_t nccl_code_ = (call);                                                                  \
+        CHECK_COMM(nccl_code_ == ncclSuccess, "%s: NCCL reports: %s %s", #call, ncclGetErrorString(nccl_code_), \
+                   ncclGetLastError(nullptr));                                                             \
     } while (0)
 
 struct Wire {
@@ -29,7 +30,8 @@ constexpr size_t HEAD = 256; // bytes in front of a message of blocks: an int, h
 static void *take(size_t bytes, const char *what) {
     void *p = nullptr;
     cudaError_t e = cudaMalloc(&p, bytes);
-    CHECK_DEVICE(e == cudaSuccess, "no memory for %s: %zu bytes: %s (hint: a smaller --micro-batch, or --slots)", what, bytes, cudaGetErrorString(e));
+    CHECK_DEVICE(e == cudaSuccess, "no memory for %s: %zu bytes: %s (hint: a smaller --micro-batch, or --slots)", what, bytes,
+                 cudaGetErrorString(e));
     return p;
 }
 
@@ -42,7 +44,8 @@ Wire *wire_open(CommDev *v) {
     NCCL_CHECK(ncclCommInitRank(&w->all, i->size, id, i->rank));
     NCCL_CHECK(ncclCommSplit(w->all, i->rank % i->G, i->rank, &w->column, nullptr));
     NCCL_CHECK(ncclCommSplit(w->all, i->rank % i->G, i->rank, &w->blocks, nullptr));
-    w->scratch_bytes = SIZE(i->size, 1024) > (PIECE / (size_t)i->G + 1) * sizeof(wide) ? SIZE(i->size, 1024) : (PIECE / (size_t)i->G + 1) * sizeof(wide);
+    size_t part = (PIECE / (size_t)i->G + 1) * sizeof(wide), small = SIZE(i->size, 1024);
+    w->scratch_bytes = part > small ? part : small;
     w->scratch = (char *)take(w->scratch_bytes, "what is gathered over nodes");
     w->heads = (int *)take(SIZE(2, i->N, sizeof(int)), "counts of rows");
     w->heads_in = w->heads + i->N;
@@ -81,7 +84,8 @@ void wire_result(CommDev *v, wide *sum, size_t n) {
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------------
-static __global__ void rows_heads_kernel(int *heads, unsigned long long *sent, const int *n_send, int N, int node, int room, size_t bytes) {
+static __global__ void rows_heads_kernel(int *heads, unsigned long long *sent, const int *n_send, int N, int node, int room,
+                                         size_t bytes) {
     for (int n = 0; n < N; n++) {
         heads[n] = n == node ? 0 : n_send[n];
         if (heads[n] < 0 || heads[n] > room) {
@@ -95,7 +99,8 @@ static __global__ void rows_came_kernel(int *n_recv, const int *heads, int N, in
     for (int n = 0; n < N; n++) {
         int rows = n == node ? 0 : heads[n];
         if (known && n != node && n_recv[n] != rows) {
-            printf("%d rows expected from node %d, which sent %d: the ranks disagree on what they exchange\n", n_recv[n], n, rows);
+            printf("%d rows expected from node %d, which sent %d: the ranks disagree on what they exchange\n", n_recv[n], n,
+                   rows);
             __trap();
         }
         if (!known || n != node) n_recv[n] = rows;
@@ -142,14 +147,16 @@ struct Packing {
 };
 
 // Block (b, n): its share of node n's message; list[k], the k-th of that node, is block k of it. pack: into the message, else out of it.
-static __global__ void blocks_move_kernel(Packing p, void *const *table, const BlockSeg *list, const int *count, unsigned long long *sent, int pack) {
+static __global__ void blocks_move_kernel(Packing p, void *const *table, const BlockSeg *list, const int *count,
+                                          unsigned long long *sent, int pack) {
     int n = blockIdx.y, k = 0;
     if (n == p.node) return;
     char *message = p.messages + n * p.message;
     for (int j = 0; j < *count; j++) {
         if (list[j].node != n) continue;
         if (k < p.most) {
-            char *there = (char *)table[list[j].rank] + list[j].block * p.block_bytes + p.at, *here = message + HEAD + k * p.bytes;
+            char *there = (char *)table[list[j].rank] + list[j].block * p.block_bytes + p.at,
+                *here = message + HEAD + k * p.bytes;
             copy_bytes(pack ? here : there, pack ? there : here, p.bytes, blockIdx.x * (size_t)blockDim.x + threadIdx.x,
                        gridDim.x * (size_t)blockDim.x);
         }
@@ -166,7 +173,8 @@ static __global__ void blocks_move_kernel(Packing p, void *const *table, const B
     atomicAdd(sent, k * (unsigned long long)p.bytes);
 }
 
-void wire_blocks(CommDev *v, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from, const BlockSeg *send,
+void wire_blocks(CommDev *v, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
+                 const BlockSeg *send,
                  const int *n_send, size_t block_bytes, size_t at, size_t bytes) {
     Wire *w = v->wire;
     const CommInfo *i = v->i;
@@ -198,6 +206,7 @@ void wire_after(CommDev *, const wide *, size_t) {}
 void wire_result(CommDev *, wide *, size_t) {}
 void wire_rows(CommDev *, const Rows *, int, int *, const int *, int, int) {}
 void wire_blocks_room(CommDev *, int, size_t) {}
-void wire_blocks(CommDev *, void *const *, const BlockSeg *, const int *, const void *const *, const BlockSeg *, const int *, size_t, size_t,
+void wire_blocks(CommDev *, void *const *, const BlockSeg *, const int *, const void *const *, const BlockSeg *, const int *,
+                 size_t, size_t,
                  size_t) {}
 #endif

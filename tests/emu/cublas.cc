@@ -80,8 +80,10 @@ cublasStatus_t cublasGetVersion(cublasHandle_t, int *version) { return *version 
 const char *cublasGetStatusString(cublasStatus_t s) { return s == CUBLAS_STATUS_SUCCESS ? "success" : "an argument that is not supported"; }
 
 cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
-                                          const void *alpha, const void *A, cudaDataType_t Atype, int lda, long long strideA, const void *B,
-                                          cudaDataType_t Btype, int ldb, long long strideB, const void *beta, void *C, cudaDataType_t Ctype,
+                                          const void *alpha, const void *A, cudaDataType_t Atype, int lda, long long strideA,
+                                              const void *B,
+                                          cudaDataType_t Btype, int ldb, long long strideB, const void *beta, void *C,
+                                              cudaDataType_t Ctype,
                                           int ldc, long long strideC, int batch, cublasComputeType_t, cublasGemmAlgo_t) {
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     int a_rows = ta == CUBLAS_OP_N ? m : k, b_rows = tb == CUBLAS_OP_N ? k : n;
@@ -104,8 +106,10 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
 }
 
 cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha,
-                            const void *A, cudaDataType_t Atype, int lda, const void *B, cudaDataType_t Btype, int ldb, const void *beta,
+                            const void *A, cudaDataType_t Atype, int lda, const void *B, cudaDataType_t Btype, int ldb,
+                                const void *beta,
                             void *C, cudaDataType_t Ctype, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t algo) {
-    return cublasGemmStridedBatchedEx(h, ta, tb, m, n, k, alpha, A, Atype, lda, 0, B, Btype, ldb, 0, beta, C, Ctype, ldc, 0, 1, compute, algo);
+    return cublasGemmStridedBatchedEx(h, ta, tb, m, n, k, alpha, A, Atype, lda, 0, B, Btype, ldb, 0, beta, C, Ctype, ldc, 0, 1,
+                                      compute, algo);
 }
 }

@@ -207,7 +207,8 @@ cudaError_t push(EmuStream *s, Op op) {
                 t->capture->invalid = true;
                 return cudaErrorStreamCaptureImplicit;
             }
-            if (t->tail->done < t->tail->recorded) queue_op(s, {WAIT, "the default stream's wait", nullptr, t->tail, t->tail->recorded});
+            if (t->tail->done < t->tail->recorded) queue_op(s, {WAIT, "the default stream's wait", nullptr, t->tail,
+                                                                t->tail->recorded});
         }
     else if (s->blocking && null_stream && null_stream->tail->done < null_stream->tail->recorded)
         queue_op(s, {WAIT, "the wait for the default stream", nullptr, null_stream->tail, null_stream->tail->recorded});
@@ -348,7 +349,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     size_t available;
     strcpy(p->name, "emulated device");
     p->sharedMemPerBlockOptin = SHARED_LIMIT;
-    p->major = 8, p->minor = 0, p->multiProcessorCount = 4, p->maxThreadsPerBlock = 1024, p->warpSize = 32, p->l2CacheSize = 1 << 22;
+    p->major = 8, p->minor = 0, p->multiProcessorCount = 4, p->maxThreadsPerBlock = 1024, p->warpSize = 32,
+        p->l2CacheSize = 1 << 22;
     p->uuid[0] = (char)device;
     return cudaMemGetInfo(&available, &p->totalGlobalMem);
 }
@@ -396,7 +398,8 @@ static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind
     bool to_device = w == DEVICE, from_device = r == DEVICE;
     bool fits = kind == cudaMemcpyDefault || (to_device == (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
                                               from_device == (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice));
-    if (!fits) fail("a copy of kind %d from the %s to the %s", (int)kind, from_device ? "device" : "host", to_device ? "device" : "host");
+    if (!fits) fail("a copy of kind %d from the %s to the %s", (int)kind, from_device ? "device" : "host",
+                    to_device ? "device" : "host");
     if (wait)
         if (cudaError_t e = unsafe()) return report(e);
     ++(to_device ? from_device ? counters.device_to_device : counters.host_to_device : counters.device_to_host);
@@ -481,7 +484,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *arg) {
     }, nullptr, 0}));
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) { return *e = new EmuEvent{std::make_shared<Point>(), flags}, cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) { return *e = new EmuEvent{std::make_shared<Point>(),
+    flags}, cudaSuccess; }
 cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
 

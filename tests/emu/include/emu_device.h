@@ -15,9 +15,6 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static_assert(false, "shared memory is declared by SHARED(T, name, dims) or DYN_SHARED(T, name)");
 
-struct uint3 {
-    unsigned x, y, z;
-};
 struct dim3 {
     unsigned x, y, z;
     dim3(unsigned vx = 1, unsigned vy = 1, unsigned vz = 1) : x(vx), y(vy), z(vz) {}
@@ -69,7 +66,6 @@ inline int barrier_count(const char *file, int line, int predicate) {
 template <class T> struct Shuffle {
     T value, out;
     int from; // -1: the lane's own
-    bool undefined;
 };
 template <class T> void shuffle_apply(void *args[WARP], unsigned present) {
     for (int i = 0; i < WARP; i++) {
@@ -81,7 +77,7 @@ template <class T> void shuffle_apply(void *args[WARP], unsigned present) {
     }
 }
 template <class T> T shuffle(unsigned mask, T value, int from, const char *what) {
-    Shuffle<T> s = {value, value, from, false};
+    Shuffle<T> s = {value, value, from};
     warp_meet(mask, what, shuffle_apply<T>, &s);
     return s.out;
 }
