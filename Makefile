@@ -56,7 +56,7 @@ oracles  = $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/ref/*.c tests/common
 all: $(addprefix $(BUILD)/,$(notdir $(programs)))
 
 help:
-	@echo "make            build/train, build/generate, build/prepare, build/plan, build/replay (CPU)"
+	@echo "make            build/train, generate, prepare, plan, replay, calibrate, overlap, bench (CPU)"
 	@echo "make demo       set up, build, train on four ranks for about 3 minutes, sample"
 	@echo "make test       set up, build, run every test"
 	@echo "make asan       the same tests under the address and undefined-behaviour sanitizers"

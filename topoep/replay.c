@@ -142,7 +142,7 @@ static void replay(Settings *o, const char *name, const char *cluster) {
     Timeline *line = o->chrome ? timeline_open(o->chrome, &model, &m, drawn) : NULL;
     Replay a;
     replay_run(&a, &s, &model, plan_flags_options(&o->how, POLICY_TOPOEP, 1), rows, o->warm, line ? timeline_see : NULL, line);
-    CHECK_DATA(a.steps > 0, "%s holds no demand past the first %lld steps (--warm)", name, (long long)o->warm);
+    CHECK_DATA(a.steps > 0, "%s holds no demand past the first %lld steps (hint: --warm; --trace-every of the run)", name, (long long)o->warm);
     int measured = o->other_share < 0 && a.times > 0;
     ReportFacts f = {.demand = name, .source = &s, .other = measured ? "as the trace's run measured it" : "by --other-share, of "
                      "a step with even routing"};

@@ -8,9 +8,9 @@
 //
 //   climb     for growing budgets: while it gains, the copy that gains most, filled as far as it pays (solve_add); every few
 //             copies, pairs exchanged between the holders there are (solve_level)
-//   try       the same for one budget from the start, near the best one of the climb, with other sharpness
-//   rework    each copy of the best plan in turn: taken away and what is best without it put in its place
 //   polish    exchanges with ever sharper maxima
+//   repair    rounds from the best plan of all: a few copies, drawn, are taken away and the best put in their place
+//             (solve_round); a small rise of J is accepted, ever smaller ones as the rounds go on
 //   the plan of least J is kept; the identity plan is the first one looked at
 //
 // Placement between nodes and refinement inside them come from the same prices: a copy on another node is worth the pairs it
@@ -267,7 +267,7 @@ HOSTDEV void solve_budget(Solve *v, int64_t budget_ps) {
     SOLVE_BARRIER();
 }
 
-// A plan within a budget, from the start. Returns its J
+// A plan within a budget, from the start (topoep/search.c). Returns its J
 HOSTDEV int64_t solve_try(Solve *v, Effort f, int64_t budget_ps, int sharp) {
     solve_budget(v, budget_ps);
     solve_identity(v);
