@@ -68,7 +68,7 @@ static void make(Bench *b) {
     size_t unit = EXPERT_SIZE(F, C);
     CostModel model = {.C = C, .F = F, .K = K, .E = E, .N = i->N, .G = i->G, .slots = (int)o->slots, .token_bytes = sizeof(real),
                        .weight_bytes = sizeof(real), .grad_bytes = sizeof(wide), .dedup = DEDUP_ON, .one_port = !o->slicing};
-    MoeConfig c = {.C = C, .E = E, .K = K, .F = F, .renorm = 1, .routed_scale = 1, .layers = 1, .max_BT = b->BT, .micros = 1,
+    MoeConfig c = {.C = C, .E = E, .K = K, .F = F, .renorm = K > 1, .routed_scale = 1, .layers = 1, .max_BT = b->BT, .micros = 1,
                    .training = 1, .dedup = 1, .cost = cost_load(o->cluster, model),
                    .plan = {.policy = POLICY_TOPOEP, .block = 1, .without = o->slicing ? 0 : PLAN_NO_SLICING}};
     c.S = c.cost.S;
@@ -170,7 +170,7 @@ int main(int argc, char **argv) {
                     {"width", FLAG_INT, &o.width, 1, 1 << 20, NULL, "hidden width C", 0},
                     {"expert-width", FLAG_INT, &o.expert_width, 1, 1 << 20, NULL, "hidden width of an expert", 0},
                     {"experts", FLAG_INT, &o.experts, 1, PLAN_MAX_E, NULL, "experts", 0},
-                    {"topk", FLAG_INT, &o.topk, 2, PLAN_MAX_E, NULL, "experts per token", 0},
+                    {"topk", FLAG_INT, &o.topk, 1, PLAN_MAX_E, NULL, "experts per token", 0},
                     {"tokens", FLAG_INT, &o.tokens, 1, 1 << 24, NULL, "tokens of a rank's microbatch", 0},
                     {"skew", FLAG_DOUBLE, &o.skew, 0, 8, NULL, "Zipf exponent of the router's choices", 0},
                     {"slots", FLAG_INT, &o.slots, -1, PLAN_MAX_S, NULL, "copies a rank may hold; -1 = as --cluster says, or 2", 0},

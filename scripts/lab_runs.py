@@ -11,13 +11,16 @@ class Fault(Exception):
 
 
 def main_of(name, main):
-    """Runs main(); a Fault is one line and status 2, Ctrl-C or SIGTERM status 130"""
+    """Runs main(); a Fault is one line and status 2, a file or program that the system refuses status 3, Ctrl-C or SIGTERM 130"""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except Fault as fault:
         print(f"{name}: {fault}", file=sys.stderr)
         sys.exit(2)
+    except OSError as e:
+        print(f"{name}: {e.filename or 'a file'}: {e.strerror or e} (hint: is it there, and may it be written?)", file=sys.stderr)
+        sys.exit(3)
     except KeyboardInterrupt:
         print(f"{name}: stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(130)

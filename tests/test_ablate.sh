@@ -57,6 +57,13 @@ ends 0 "4 of them finished" $grid
 ends 2 "made with other settings (lr differ)" $grid lr=0.5
 ends 0 "tok/s" $grid --report
 ends 2 "8 runs of the grid are not finished" $grid lr=0.1,0.2 --report
+ends 3 "Not a directory" scripts/ablate data="$tmp/data" steps=1 out="$tmp/text"
+cp "$tmp/abl/runs/topoep-seed1/log.jsonl" "$tmp/log"
+printf '{"step": 5}\n' >>"$tmp/abl/runs/topoep-seed1/log.jsonl"
+ends 2 "is damaged" $grid --report
+mv "$tmp/log" "$tmp/abl/runs/topoep-seed1/log.jsonl"
+printf '{"fl' >"$tmp/abl/runs/topoep-seed1/ablate.json" # stopped at its very end
+ends 0 "3 of them finished" $grid
 printf garbage >"$tmp/abl/runs/none-seed1/route.bin"
 ends 2 "no routing trace" $grid
 

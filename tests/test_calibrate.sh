@@ -41,11 +41,13 @@ cat */*.h >"$tmp/text"
 "$bin/prepare" --out "$tmp/data" "$tmp/text" >/dev/null
 ends 0 "costs: $tmp/rates" "$bin/train" --model demo --data "$tmp/data" --layers 1 --seq 32 --batch 4 --steps 1 --eval-every 0 --save-every -1 --out "$tmp/run" \
     --virtual-ranks 2 --nodes 2 --cluster "$tmp/rates"
-ends 0 "one node\|inside it" scripts/calibrate --ranks 2 $small --experts 4
+ends 0 "one node\|inside it" scripts/calibrate --ranks 2 $small --experts 4 --topk 1
 ends 2 "experts on 2 ranks" scripts/calibrate --ranks 2 $small --experts 7
 ends 2 "topk is 9" scripts/calibrate --ranks 2 $small --topk 9
 ends 2 "name is" scripts/calibrate --ranks 2 $small --name "a#b"
 ends 2 "needs a value" scripts/calibrate --out
+ends 2 "ranks is 'x'" scripts/calibrate --ranks x
+ends 3 "cannot write" scripts/calibrate --ranks 1 $small --out "$tmp/nowhere/rates"
 
 echo "$checks checks, $faults faults"
 [ $faults = 0 ]

@@ -32,6 +32,7 @@ ends 2 "expected up, run" scripts/testbed upp
 ends 2 "nodes is '0'" scripts/testbed up --name $me --nodes 0
 ends 2 "rate is 'fast'" scripts/testbed up --name $me --rate fast
 ends 2 "name is 'a b'" scripts/testbed up --name "a b"
+ends 2 "name needs a value" scripts/testbed down --name ""
 ends 2 "needs a command" scripts/testbed run --name $me
 ends 2 "not known" scripts/testbed up --name $me --colour red
 
