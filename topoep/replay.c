@@ -120,8 +120,9 @@ static void open_generated(Source *s, Settings *o, const char *name, const char 
     *m = cost_model(o, NULL);
     *cost = cost_load(cluster, *m);
     cost_check(cost, cost->N, cost->G, m->E);
+    CHECK_USAGE(o->topk <= o->experts, "--topk: %lld of %lld experts for each token", (long long)o->topk, (long long)o->experts);
     int64_t pairs = 2 * o->tokens * o->topk * cost->N * cost->G;
-    CHECK_USAGE(o->topk <= o->experts && pairs <= INT32_MAX, "%lld tokens on each of %d ranks, %lld of %lld experts each: up to "
+    CHECK_USAGE(pairs <= INT32_MAX, "%lld tokens on each of %d ranks, %lld of %lld experts each: up to "
                 "%lld pairs, expected at most %d", (long long)o->tokens, cost->N * cost->G, (long long)o->topk,
                 (long long)o->experts, (long long)pairs, INT32_MAX);
     Demand d = {.kind = kind, .N = cost->N, .G = cost->G, .E = m->E, .K = m->K, .tokens = (int)o->tokens,

@@ -43,7 +43,7 @@ typedef struct Terms { // of one setting of the headline
 
 static Replay run_shape(const Study *st, const Shape *m, Terms t, const int *rows, Cost *cost) {
     CostModel model = {.C = m->C, .F = m->F, .K = m->K, .E = m->E, .slots = -1, .token_bytes = 2, .weight_bytes = 2, .grad_bytes = 4,
-                       .one_port = (st->how.without & PLAN_NO_SLICING) != 0};
+                       .one_port = (st->how.without & PLAN_NO_SLICING) != 0, .nodes = st->nodes < PLAN_MAX_R ? st->nodes : 0};
     *cost = cost_load(st->cluster, model);
     if (t.overlap >= 0) cost->overlap_permille = t.overlap;
     cost_check(cost, cost->N, cost->G, m->E);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 static const char magic[] = "MOEROUTE";
+enum { MAX_RANKS = 65536, MAX_LAYERS = 1024 };
 enum { MAGIC = 8, INTS = 17, FIXED = MAGIC + 3 * 4 + 4 * INTS + 32 + 64, DEMAND = 8 + 4 * 4 + 10 * 8 + 8, TIMES = 8 + 2 * 4 };
 
 // ---- writing ------------------------------------------------------------------------------------------------------------
@@ -96,6 +97,9 @@ static void header_check(const TraceHeader *h, const char *path) {
     CHECK_DATA(h->groups > 0 && h->C > 0 && h->F > 0 && h->shared >= 0 && h->layers > 0 && h->micros > 0 && h->micro_tokens >= 0,
                "%s: a header of %d groups, widths %d, %d and %d, %d layers, %d microbatches of %d tokens", path, h->groups, h->C,
                h->F, h->shared, h->layers, h->micros, h->micro_tokens);
+    CHECK_DATA((int64_t)h->R * h->groups <= MAX_RANKS && h->layers <= MAX_LAYERS, // memory is asked for by these
+               "%s: a header of %d groups of %d ranks, %d layers, expected at most %d ranks, %d layers", path, h->groups, h->R,
+               h->layers, MAX_RANKS, MAX_LAYERS);
     CHECK_DATA(h->elem_bytes > 0 && h->elem_bytes <= 8 && h->grad_bytes > 0 && h->grad_bytes <= 8,
                "%s: a header of %d and %d bytes per element, expected 1 to 8", path, h->elem_bytes, h->grad_bytes);
     CHECK_DATA(h->crossing_pairs > 0 && h->crossing_pairs <= h->K, "%s: a header of %d pairs to a crossing, expected 1 to %d", path,
