@@ -1,5 +1,5 @@
 """Runs of build/train as scripts/ablate and scripts/policies see them: starting one, its log, its routing trace, statistics of pairs."""
-import json, math, os, signal, statistics, struct, subprocess, sys, tempfile
+import contextlib, json, math, os, signal, statistics, struct, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.environ.get("MOE_BUILD", "build")
@@ -19,7 +19,7 @@ def main_of(name, main):
         print(f"{name}: {fault}", file=sys.stderr)
         sys.exit(2)
     except OSError as e:
-        print(f"{name}: {e.filename or 'a file'}: {e.strerror or e} (hint: is it there, and may it be written?)", file=sys.stderr)
+        print(f"{name}: {e.filename or 'output'}: {e.strerror or e} (hint: is it there, and may it be written?)", file=sys.stderr)
         sys.exit(3)
     except KeyboardInterrupt:
         print(f"{name}: stopped; the same command goes on from here", file=sys.stderr)
@@ -44,7 +44,8 @@ def run(command, log):
         try:
             return p.wait()
         except BaseException:
-            os.killpg(p.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # wait() may have met its end after the signal
+                os.killpg(p.pid, signal.SIGTERM)
             p.wait()
             raise
 

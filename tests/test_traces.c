@@ -226,7 +226,8 @@ static void trace_damage(void **state) { // cut anywhere: whole records are read
         const char *says;
     } bad[] = {{0, 'X', "is no trace"}, {8, 7, "byte order"}, {12, 9, "of version"}, {16, 1, "a header of"},
                {20, 3, "3 ranks = 1 nodes of 2"}, {36, 5, "5 experts"}, {40, 0, "0 per token"}, {84, 0, "0 stages"},
-               {80, 3, "3 pairs to a crossing"}, {72, 0, "0 and 4 bytes"}, {35, 100, "groups of 2 ranks"}, {63, 100, "layers, expected at most"}, {HEAD, 3, "of kind 3"},
+               {80, 3, "3 pairs to a crossing"}, {72, 0, "0 and 4 bytes"}, {35, 100, "groups of 2 ranks"}, {63, 100, "layers, expected at most"},
+               {HEAD, 3, "of kind 3"},
                {HEAD + 4, 1, "a record of 1 bytes"}, {HEAD + 16, 1, "microbatch 1"}, {HEAD + 24, 2, "layer 2"},
                {HEAD + 8 + 112 + 3, 255, "pairs of source 0"}, {HEAD + 4 * RECORD + 16, 5, "times of 5 ranks"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
