@@ -130,6 +130,8 @@ sed -i 's/"tok_s":221/"tok_s":400/; s/"tok_s":329/"tok_s":600/' "$tmp/pol/result
 ends 0 "topoep is NOT FIRST: 0.601" $pol --parts skew --tables
 sed -i 's/"steps": 6/"steps": 5/' "$tmp/pol/results.jsonl"
 ends 2 "other settings" $pol --tables
+printf '{"part"' >"$tmp/pol/results.jsonl"
+ends 2 "jsonl:1 is not JSON" $pol --tables
 ends 2 "expected some of skew" scripts/policies --out "$tmp/pol2" --parts skw
 ends 2 "balance names 'lep'" scripts/policies --out "$tmp/pol2" --balance lep
 
