@@ -25,8 +25,9 @@ GIT     := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # One short line per file; V=1 shows the commands.
 say = $(if $(V),,@echo '$(1)  $(2)';)
 
-# A .cu file goes through nvcc, for A100 (with PTX for what comes after) and Hopper, where a register spill is an error (not in the
-# fp32 build, whose products are for checks); or through g++ against tests/emu/include. No fast-math in either.
+# A .cu file goes through nvcc, for A100 (with PTX for what comes after) and Hopper; or through g++ against tests/emu/include. No
+# fast-math in either. A register spill is an error, but not in the fp32 build, whose products are for checks, nor in plan.cu, where
+# large functions are called and what a call saves counts as spilled.
 CUDA       ?= $(firstword $(patsubst %/bin/nvcc,%,$(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null)) /usr/local/cuda)
 NVCC       ?= $(CUDA)/bin/nvcc
 CUDA_ARCHS ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
@@ -34,7 +35,7 @@ CXX_WARN    = -Wall -Wextra -Wno-missing-field-initializers -Wno-unused-function
 CU_FLAGS    = -std=c++17 -I. -MMD -MP $(REAL_$(REAL)) $(if $(filter 1,$(NCCL)),-DUSE_NCCL)
 # between nodes; 0 where it is not installed: one node then
 NCCL       ?= $(if $(filter emu,$(BACKEND))$(wildcard $(CUDA)/include/nccl.h /usr/include/nccl.h),1,0)
-CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) $(if $(filter bf16,$(REAL)),-Xptxas -warn-spills$(comma)-Werror) -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
+CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) $(if $(filter bf16,$(REAL)),$(if $(filter %/plan.cu,$<),,-Xptxas -warn-spills$(comma)-Werror)) -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
 CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -DDEV_WORK_MIB=1 -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O1 -g -ffp-contract=fast $(SAN) -x c++
 EMU_CXX    ?= g++
 LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas $(if $(filter 1,$(NCCL)),-lnccl) -lstdc++

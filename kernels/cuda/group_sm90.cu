@@ -19,7 +19,7 @@ struct Place { // in the ring
     int stage;
     unsigned parity;
 };
-static __device__ __forceinline__ void place_next(Place *p) {
+[[maybe_unused]] static __device__ __forceinline__ void place_next(Place *p) {
     if (++p->stage == RING) p->stage = 0, p->parity ^= 1;
 }
 
