@@ -135,12 +135,10 @@ template <GroupForm FORM> static __global__ void __launch_bounds__(GROUP_THREADS
     }
 }
 
-enum { GROUPS_MAX = 4096 }; // their offsets lie in shared memory
-
 template <GroupForm FORM> static void group_portable(Dev *d, const GroupArgs &g) {
     const size_t smem = RING_BYTES + (g.J + 1) * sizeof(int);
     const int64_t most = group_tiles_most(FORM, g, TILE_M, TILE_N), resident = 2 * (int64_t)d->sms;
-    const size_t allowed = RING_BYTES + (GROUPS_MAX + 1) * sizeof(int); // the same for all: ranks of one process share the setting
+    const size_t allowed = RING_BYTES + (GROUPS_MAX + 1) * sizeof(int);
     CUDA_CHECK(cudaFuncSetAttribute(group_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)allowed));
     LAUNCH(group_kernel<FORM>, (unsigned)(most < resident ? most : resident), GROUP_THREADS, smem, d->stream, g);
 }

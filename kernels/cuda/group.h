@@ -6,6 +6,10 @@
 // Which operands lie turned: y = x w^T, dx = dy w, dw = dy^T x
 enum GroupForm { GROUP_NT, GROUP_NN, GROUP_TN };
 
+// Offsets of the groups lie in shared memory. A kernel's allowance is asked for this many, whatever J is: ranks that are threads of
+// one process share the setting, so each must ask for the same.
+enum { GROUPS_MAX = 4096 };
+
 // One call, rows by expert. Tiles of the result are numbered group by group; which are there only off says.
 struct GroupArgs {
     real *y;               // (M,cols): NT, NN

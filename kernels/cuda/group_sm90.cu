@@ -203,7 +203,8 @@ static CUtensorMap map_of(const void *x, int rows, int cols, int box_rows) {
 }
 
 template <GroupForm FORM> static void launch(Dev *d, const GroupArgs &g) {
-    const size_t smem = (size_t)RING * STAGE_BYTES + (g.J + 1) * sizeof(int);
+    const size_t smem = (size_t)RING * STAGE_BYTES + (g.J + 1) * sizeof(int), allowed = smem + (GROUPS_MAX - g.J) * sizeof(int);
+    static_assert(RING * STAGE_BYTES + (GROUPS_MAX + 1) * sizeof(int) <= 227 * 1024, "a block of Hopper has 227 KiB");
     const int64_t most = group_tiles_most(FORM, g, TILE_M, TILE_N);
     const CUtensorMap a = FORM == GROUP_TN ? map_of(g.a, g.M, g.out_rows, STEP) : map_of(g.a, g.M, g.inner, TILE_M);
     // a model of the weights' maps, at an address that is replaced
@@ -215,7 +216,7 @@ template <GroupForm FORM> static void launch(Dev *d, const GroupArgs &g) {
         w = (CUtensorMap *)dev_work(d, g.J * sizeof(CUtensorMap));
         LAUNCH(group_maps_kernel, (unsigned)g.J, WARP, sizeof(CUtensorMap), d->stream, w, b, g.w);
     }
-    CUDA_CHECK(cudaFuncSetAttribute(group_sm90_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    CUDA_CHECK(cudaFuncSetAttribute(group_sm90_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)allowed));
     LAUNCH(group_sm90_kernel<FORM>, (unsigned)(most < d->sms ? most : d->sms), BLOCK, smem, d->stream, g, a, b, w);
 }
 
