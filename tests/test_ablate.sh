@@ -7,20 +7,7 @@ command -v python3 >/dev/null || { echo "python3 is missing" && exit 77; }
 bin=${MOE_BUILD:-build}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-checks=0 faults=0
-fault() {
-    faults=$((faults + 1))
-    echo "FAULT: $*"
-    tail -n 20 "$tmp/out" | sed 's/^/    /'
-}
-ends() { # ends STATUS TEXT COMMAND...: with that status, and says TEXT
-    local want=$1 text=$2 status
-    shift 2
-    checks=$((checks + 1))
-    timeout --kill-after=5 100 "$@" >"$tmp/out" 2>&1 </dev/null
-    status=$?
-    [ $status = "$want" ] && grep -q -- "$text" "$tmp/out" || fault "status $status, wanted $want and \"$text\": $*"
-}
+. tests/common/checks.sh
 says() { checks=$((checks + 1)) && grep -q -- "$1" "${2:-$tmp/out}" || fault "\"$1\" is not in ${2:-the output}"; }
 
 cat */*.h >"$tmp/text"

@@ -5,18 +5,7 @@ cd "$(dirname "$0")/.."
 bin=${MOE_BUILD:-build}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-checks=0 faults=0
-ends() { # ends STATUS TEXT COMMAND...: with that status, and says TEXT
-    local want=$1 text=$2 status
-    shift 2
-    checks=$((checks + 1))
-    timeout --kill-after=5 60 "$@" >"$tmp/out" 2>&1 </dev/null
-    status=$?
-    [ $status = "$want" ] && grep -q -- "$text" "$tmp/out" && return
-    faults=$((faults + 1))
-    echo "FAULT: status $status, wanted $want and \"$text\": $*"
-    tail -n 20 "$tmp/out" | sed 's/^/    /'
-}
+. tests/common/checks.sh
 figure() { awk -v key="$1" '$1 == key { print $3 }' "$tmp/rates"; }
 is() { # is WHAT AWK-CONDITION
     checks=$((checks + 1))

@@ -6,17 +6,8 @@ cd "$(dirname "$0")/.."
 bin=${MOE_BUILD:-build}
 tmp=$(mktemp -d)
 trap 'pkill -KILL -f -- "--out $tmp" 2>/dev/null; rm -rf "$tmp"' EXIT
-checks=0 faults=0
+. tests/common/checks.sh
 
-ok() { # ok WHAT COMMAND...: the command succeeds
-    local what=$1
-    shift
-    checks=$((checks + 1))
-    "$@" >"$tmp/out" 2>&1 </dev/null && return
-    faults=$((faults + 1))
-    echo "FAULT: $what: $*"
-    tail -n 20 "$tmp/out" | sed 's/^/    /'
-}
 refused() { # refused STATUS TEXT COMMAND...: ends with that status and exactly one message, which says TEXT, within a minute
     local want=$1 text=$2 status told
     shift 2

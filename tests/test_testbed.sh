@@ -5,27 +5,7 @@ cd "$(dirname "$0")/.."
 bin=${MOE_BUILD:-build} me=t$$ # testbeds of this test's own
 tmp=$(mktemp -d)
 trap 'for t in $me ${me}b ${me}c; do scripts/testbed down --name $t; done >/dev/null 2>&1; rm -rf "$tmp"' EXIT
-checks=0 faults=0
-ok() { # ok WHAT COMMAND...: the command succeeds
-    local what=$1
-    shift
-    checks=$((checks + 1))
-    "$@" >"$tmp/out" 2>&1 </dev/null && return
-    faults=$((faults + 1))
-    echo "FAULT: $what: $*"
-    tail -n 20 "$tmp/out" | sed 's/^/    /'
-}
-ends() { # ends STATUS TEXT COMMAND...: with that status, and says TEXT
-    local want=$1 text=$2 status
-    shift 2
-    checks=$((checks + 1))
-    timeout --kill-after=5 60 "$@" >"$tmp/out" 2>&1 </dev/null
-    status=$?
-    [ $status = "$want" ] && grep -q -- "$text" "$tmp/out" && return
-    faults=$((faults + 1))
-    echo "FAULT: status $status, wanted $want and \"$text\": $*"
-    tail -n 20 "$tmp/out" | sed 's/^/    /'
-}
+. tests/common/checks.sh
 
 # ---- bad input ----------------------------------------------------------------------------------------------------------
 ends 2 "expected up, run" scripts/testbed upp
