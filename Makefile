@@ -38,7 +38,7 @@ NCCL       ?= $(if $(filter emu,$(BACKEND))$(wildcard $(CUDA)/include/nccl.h /us
 CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) $(if $(filter bf16,$(REAL)),$(if $(filter %/plan.cu,$<),,-Xptxas -warn-spills$(comma)-Werror)) -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
 CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -DDEV_WORK_MIB=1 -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O1 -g -ffp-contract=fast $(SAN) -x c++
 EMU_CXX    ?= g++
-LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas $(if $(filter 1,$(NCCL)),-lnccl) -lstdc++
+LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas -ldl -lstdc++
 LIBS_emu    = -lstdc++
 comma      := ,
 empty      :=
@@ -52,6 +52,8 @@ cu       = $(if $(filter-out cpu,$(BACKEND)),$(wildcard kernels/cuda/*.cu)) $(if
 objects  = $(sort $(sources:%.c=$(BUILD)/obj/%.o)) $(addprefix $(BUILD)/obj/,$(addsuffix .o,$(basename $(cu))))
 tests    = $(patsubst tests/%.c,$(BUILD)/%,$(filter-out $(if $(filter-out cpu,$(BACKEND)),tests/test_cpu_%),$(wildcard tests/test_*.c))) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests)) $(if $(filter emu,$(BACKEND)),$(BUILD)/test_emu)
 cu_tests = $(patsubst tests/cuda/%.c,$(BUILD)/%,$(wildcard tests/cuda/test_*.c))
+# a test of a GPU ends as skipped where there is none
+skip     = $(if $(filter cuda,$(BACKEND)),$(BUILD)/obj/tests/cuda/skip.o)
 oracles  = $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/ref/*.c tests/common/*.c))
 
 all: $(addprefix $(BUILD)/,$(notdir $(programs)))
@@ -125,9 +127,9 @@ $(BUILD)/libtest.a: $(oracles)
 	@rm -f $@
 	$(call say,ar,$@)ar rcs $@ $^
 
-$(BUILD)/test_%: $(BUILD)/obj/tests/test_%.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
+$(BUILD)/test_%: $(BUILD)/obj/tests/test_%.o $(skip) $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
-$(BUILD)/test_cuda_%: $(BUILD)/obj/tests/cuda/test_cuda_%.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
+$(BUILD)/test_cuda_%: $(BUILD)/obj/tests/cuda/test_cuda_%.o $(skip) $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 $(BUILD)/test_emu: $(BUILD)/obj/tests/emu/test_emu.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)

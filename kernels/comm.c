@@ -196,6 +196,7 @@ void comm_free(Comm *c) {
 }
 
 const CommInfo *comm_info(const Comm *c) { return &c->info; }
+double comm_patience_s(const Comm *c) { return c->patience_s; }
 CommDev *comm_dev(const Comm *c) { return c->dev; }
 void comm_dev_set(Comm *c, CommDev *v) { c->dev = v; }
 

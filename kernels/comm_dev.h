@@ -8,5 +8,6 @@ CommDev *comm_dev(const Comm *c);
 void comm_dev_set(Comm *c, CommDev *v);
 CommDev *comm_dev_open(Comm *c, const CommDev *parent); // of a derived group; collective
 void comm_dev_close(CommDev *v);                        // with its windows; collective
+double comm_patience_s(const Comm *c);                  // longest wait for another rank
 void comm_dev_wait(CommDev *v);                         // until the device has done what it was told
 #endif

@@ -57,19 +57,24 @@ emulated() {
     for test in $of_bf16; do run "cuda-emu-bf16/test_$test" $bf16/test_$test; done
     run "cuda-emu/steps" tests/emu/steps.sh build $emu $bf16
     run "cuda-emu/ways" tests/emu/ways.sh
+    run "cuda-emu/start" tests/emu/start.sh
     if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
         echo "skip  cuda: nvcc was not found, nothing is compiled for GPUs"
         return
     fi
-    targets="build/cuda/train build/cuda/generate" build build/cuda BACKEND=cuda
-    [ -e /dev/nvidiactl ] || run "cuda/train without a GPU" bash -c "$(declare -f no_gpu); no_gpu"
+    targets="build/cuda/train build/cuda/generate build/cuda/test_router" build build/cuda BACKEND=cuda
+    [ -e /dev/nvidiactl ] || run "cuda without a GPU" bash -c "$(declare -f no_gpu); no_gpu"
 }
 no_gpu() {
     local said status
     said=$(build/cuda/train --steps 1 2>&1)
     status=$?
     echo "status $status: $said"
-    [ $status = 6 ] && [[ $said == *"no NVIDIA driver here"* ]]
+    [ $status = 6 ] && [[ $said == *"no NVIDIA driver here"* ]] || return 1
+    said=$(build/cuda/test_router 2>&1)
+    status=$?
+    echo "status $status: $said"
+    [ $status = 77 ] && [[ $said == *skipped* ]]
 }
 
 if [ "${1:-}" = --emu ]; then

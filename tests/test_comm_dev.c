@@ -8,7 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 #include <cmocka.h>
+
+#ifdef BACKEND_cpu
+enum { GPU = 0 };
+#else
+enum { GPU = 1 };
+#endif
 
 typedef struct Bench { // one rank's
     Comm *c;
@@ -349,7 +357,45 @@ static void disagreements(void **state) {
     }
 }
 
+// A rank never comes. The others wait as long as they are told to, once, whatever else they have to do, and say so.
+static void stay_away(Comm *world, void *arg) {
+    const CommInfo *i = comm_info(world);
+    (void)arg;
+    Dev *d = dev_init((DevOptions){.threads = 1, .place = i->rank, .shared = 1});
+    comm_bind(world, d);
+    Bench b = {world, i, d};
+    char *row = ((char **)comm_window(world, 4096, "test"))[i->rank];
+    int zero[2] = {0, 0}, *n_send = upload(&b, zero, sizeof zero), *n_recv = upload(&b, zero, sizeof zero);
+    while (i->rank == 2) pause();
+    comm_node_barrier(world);
+    comm_dev_allgather(world, row, n_send, 8);
+    comm_rows(world, &(Rows){row, row + 2048, 16}, 1, n_recv, n_send, 0, 4);
+    comm_sum(world, upload(&b, zero, sizeof zero), 1);
+    comm_dev_barrier(world);
+    dev_download(d, zero, n_recv, sizeof zero);
+    printf("rank %d went on without rank 2", i->rank);
+}
+static void run_stay_away(void *arg) { comm_run(NULL, NULL, 4, *(int *)arg, stay_away, NULL); }
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static void absences(void **state) {
+    (void)state;
+    setenv("MOE_PATIENCE", "2", 1);
+    for (int nodes = 1; nodes <= 2; nodes++) {
+        double begin = seconds();
+        Child c = child_call(run_stay_away, &nodes);
+        // on two nodes also rank 3 is late, as it waits for rank 2
+        if (c.status != STATUS_COMM || !strstr(c.out, "waited 2 s") || !strstr(c.out, GPU && nodes == 1 ? "rank 2 to meet rank" : "rank"))
+            fail_msg("%d nodes: status %d\n%s", nodes, c.status, c.out);
+        assert_true(seconds() - begin < 12); // a rank other than 0 speaks 5 s later
+    }
+    unsetenv("MOE_PATIENCE");
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(collectives), cmocka_unit_test(disagreements)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(collectives), cmocka_unit_test(disagreements), cmocka_unit_test(absences)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

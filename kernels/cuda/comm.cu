@@ -9,6 +9,7 @@
 #include "kernels/cuda/comm.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 // Read by the driver when it starts; while a thread could read the environment it may not be written.
@@ -19,6 +20,27 @@ struct Who { // ranks first + j step, j < n
     int me, first, step, n;
 };
 
+static __device__ bool given_up(const Control *own) { return flag_acquire(own->patience.given_up) != 0; }
+
+static __device__ void give_up(const Control *own, int me, int peer) {
+    const Patience &p = own->patience;
+    if (atomicExch(p.given_up, 1u)) return;
+    p.late->rank = p.world[me], p.late->peer = p.world[peer];
+    __threadfence_system();
+    *(volatile unsigned *)&p.late->set = 1;
+}
+
+// Until the peer has come to this meeting. Not longer than patience lasts, and once it has ended not at all: what is still to run
+// then is run with what is there, until the host looks (dev_wait).
+static __device__ void wait_for(const Control *own, int me, int peer, const unsigned *flag, unsigned epoch) {
+    const uint64_t begin = clock_ns();
+    while ((int)(flag_acquire(flag) - epoch) < 0) {
+        if (given_up(own)) return;
+        if (clock_ns() - begin > own->patience.ns) return give_up(own, me, peer);
+        __nanosleep(200);
+    }
+}
+
 // The whole block: what it, and the kernels before it, wrote anywhere is seen by what comes after the peers' meeting.
 static __device__ void meet(Control *const *all, Who w, Meeting kind) {
     SHARED(unsigned, epoch, );
@@ -28,8 +50,10 @@ static __device__ void meet(Control *const *all, Who w, Meeting kind) {
     if (threadIdx.x == 0) epoch = own->epoch[kind] + 1;
     __syncthreads();
     for (int j = threadIdx.x; j < w.n; j += blockDim.x) flag_release(&all[w.first + j * w.step]->flag[kind][w.me], epoch);
-    for (int j = threadIdx.x; j < w.n; j += blockDim.x)
-        while ((int)(flag_acquire(&own->flag[kind][w.first + j * w.step]) - epoch) < 0) __nanosleep(200);
+    for (int j = threadIdx.x; j < w.n; j += blockDim.x) {
+        const int peer = w.first + j * w.step;
+        wait_for(own, w.me, peer, &own->flag[kind][peer], epoch);
+    }
     __syncthreads();
     if (threadIdx.x == 0) own->epoch[kind] = epoch;
 }
@@ -69,7 +93,11 @@ static __global__ void gather_kernel(Control *const *all, Who w, char *out, size
     size_t slot = slot_of(all, w);
     copy_bytes(all[w.me]->slot[slot], in, bytes, threadIdx.x, blockDim.x);
     meet(all, w, ALL);
-    for (int r = 0; r < w.n; r++) copy_bytes(out + r * out_step, all[r]->slot[slot], bytes, threadIdx.x, blockDim.x);
+    const bool alone = given_up(all[w.me]); // as if the others had nothing: numbers that this rank's plans can be made of
+    for (int r = 0; r < w.n; r++) {
+        if (!alone || r == w.me) copy_bytes(out + r * out_step, all[r]->slot[slot], bytes, threadIdx.x, blockDim.x);
+        else for (size_t j = threadIdx.x; j < bytes; j += blockDim.x) out[r * out_step + j] = 0;
+    }
 }
 
 template <class T> static __global__ void sum_small_kernel(Control *const *all, Who w, T *x, int n) {
@@ -190,7 +218,9 @@ static __global__ void rows_pull_kernel(Control *const *all, Who w, RowsCall cal
         return;
     }
     const Control *peer = all[n * call.G + w.me % call.G];
-    int rows = peer->count[call.node];
+    const bool alone = given_up(all[w.me]);
+    if (alone && known) return;
+    int rows = alone ? 0 : peer->count[call.node];
     if (blockIdx.x == 0 && a == 0 && threadIdx.x == 0) {
         if (known && n_recv[n] != rows) {
             printf("rank %d expects %d rows of rank %d, which sent %d: the ranks disagree on what they exchange\n", w.me,
@@ -243,7 +273,7 @@ static __global__ void blocks_post_kernel(Control *const *all, Who w, BlocksCall
         own->bytes_sent += *n_send * (unsigned long long)call.bytes;
     }
     meet(all, w, BLOCKS);
-    for (int n = threadIdx.x; n < call.N; n += blockDim.x) {
+    for (int n = threadIdx.x; n < call.N && !given_up(own); n += blockDim.x) {
         if (n == call.node) continue;
         const Control *peer = all[n * call.G + w.me % call.G];
         int k = 0;
@@ -263,7 +293,7 @@ static __global__ void blocks_post_kernel(Control *const *all, Who w, BlocksCall
 
 static __global__ void blocks_pull_kernel(Control *const *all, Who w, BlocksCall call, void *const *to, const BlockSeg *recv,
                                           const int *n_recv) {
-    for (int k = blockIdx.y; k < *n_recv; k += gridDim.y)
+    for (int k = blockIdx.y; k < *n_recv && !given_up(all[w.me]); k += gridDim.y)
         copy_bytes((char *)to[recv[k].rank] + recv[k].block * call.block_bytes + call.at, all[w.me]->source[k], call.bytes,
                    blockIdx.x * (size_t)blockDim.x + threadIdx.x, gridDim.x * (size_t)blockDim.x);
 }
@@ -320,7 +350,7 @@ static bool same_process(const CommDev *v, int r) {
 
 static void *reach(CommDev *v, int r, const Handle *h, const char *what) {
     void *p = nullptr;
-    if (v->place[r].machine != v->machine) return nullptr;
+    if (v->place[r].machine != v->machine || (v->wire && r / v->i->G != v->i->node)) return nullptr;
     if (same_process(v, r)) return h->address;
     cudaError_t e = cudaIpcOpenMemHandle(&p, h->ipc, cudaIpcMemLazyEnablePeerAccess);
     CHECK_DEVICE(e == cudaSuccess, "rank %d cannot reach the window \"%s\" of rank %d on the same machine (GPU %d, GPU %d): %s (hint: "
@@ -373,14 +403,31 @@ static void peer_access(CommDev *v) {
     }
 }
 
-static CommDev *open_on(Comm *c, Dev *d, int machine) {
+// How ranks reach each other, for the start of the log. The largest group's way stands there: the world's, the first to be opened
+static void ways_say(CommDev *v, const char *why) {
+    if (strstr(v->d->name, ", ranks by ")) return;
+    size_t at = strlen(v->d->name);
+    snprintf(v->d->name + at, sizeof v->d->name - at, ", ranks by %s%s%s%s%s", v->one_process ? "plain pointers" : "CUDA IPC",
+             v->i->N == 1 ? "" : v->wire ? ", nodes by NCCL" : ", nodes by copies", *why ? " (" : "", why, *why ? ")" : "");
+}
+
+static void patience_tell(CommDev *v) {
+    Patience *p = (Patience *)host_alloc(sizeof *p);
+    *p = Patience{(uint64_t)(1e9 * v->d->patience_s), v->d->given_up, v->d->late, {}};
+    for (int r = 0; r < v->i->size; r++) p->world[r] = v->place[r].world;
+    dev_upload(v->d, &v->own->patience, p, sizeof *p);
+    free(p);
+}
+
+static CommDev *open_on(Comm *c, Dev *d, int machine, int world) {
     CommDev *v = (CommDev *)host_alloc(sizeof *v);
     const CommInfo *i = comm_info(c);
     *v = CommDev{};
-    v->c = c, v->i = i, v->d = d, v->device = d->device, v->machine = machine;
+    v->c = c, v->i = i, v->d = d, v->device = d->device, v->machine = machine, v->world = world;
+    d->patience_s = comm_patience_s(c);
     CHECK_USAGE(i->size <= MAX_RANKS, "%d ranks in a group, %d are possible", i->size, MAX_RANKS);
     v->place = (Place *)host_alloc(SIZE(i->size, sizeof(Place)));
-    Place own = {machine, (int)getpid(), d->device};
+    Place own = {machine, (int)getpid(), d->device, world};
     comm_allgather(c, v->place, &own, sizeof own);
     v->one_process = true;
     bool alone = true; // every rank on a GPU of its own: NCCL takes no others
@@ -399,12 +446,17 @@ static CommDev *open_on(Comm *c, Dev *d, int machine) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&v->side, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&v->forked, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&v->joined, cudaEventDisableTiming));
+    char why[512] = "";
+    if (i->N > 1 && alone) v->wire = wire_open(v, why, sizeof why);
+    CHECK_COMM(i->N == 1 || v->wire || v->one_process, "%d nodes of several processes, which exchange by NCCL: %s (hint: NCCL_DEBUG=WARN in the environment "
+               "says more; without NCCL one node, or one process with --virtual-ranks)", i->N, why);
+    if (i->size > 1) ways_say(v, why);
     Window *w = window_make(v, sizeof(Control), "control");
     v->control = (Control *const *)w->reach_dev, v->own = (Control *)w->own;
+    patience_tell(v);
     if (i->size == 1) return v;
     w = window_make(v, PIECE * sizeof(wide), "sums: staging");
     v->stage = (wide *const *)w->reach_dev, v->own_stage = (wide *)w->own;
-    if (i->N > 1 && alone) v->wire = wire_open(v);
     w = window_make(v, (PIECE / (size_t)(v->wire ? i->G : i->size) + 1) * sizeof(wide), "sums: results");
     v->sum = (wide *const *)w->reach_dev, v->own_sum = (wide *)w->own;
     return v;
@@ -412,13 +464,13 @@ static CommDev *open_on(Comm *c, Dev *d, int machine) {
 
 void comm_bind(Comm *world, Dev *d) {
     const CommInfo *i = comm_info(world);
-    comm_dev_set(world, open_on(world, d, i->rank / i->local_ranks));
+    comm_dev_set(world, open_on(world, d, i->rank / i->local_ranks, i->rank));
 }
 
-CommDev *comm_dev_open(Comm *c, const CommDev *parent) { return parent ? open_on(c, parent->d, parent->machine) : nullptr; }
+CommDev *comm_dev_open(Comm *c, const CommDev *parent) { return parent ? open_on(c, parent->d, parent->machine, parent->world) : nullptr; }
 
 void comm_dev_wait(CommDev *v) {
-    if (v) CUDA_CHECK(cudaStreamSynchronize(v->d->stream));
+    if (v) dev_wait(v->d);
 }
 
 // The Dev may be gone: all it was told is done.

@@ -12,8 +12,17 @@ constexpr size_t GATHER = 64 << 10; // bytes
 constexpr size_t PIECE = 1 << 20;   // elements of a sum at a time
 enum Meeting { NODE, ALL, COLUMN, BLOCKS, MEETINGS };
 
+// How long a rank waits for the others, and where it tells what it waited for
+struct Patience {
+    uint64_t ns;
+    unsigned *given_up; // of the Dev
+    Late *late;
+    int world[MAX_RANKS]; // number of each of the group's ranks there
+};
+
 // Of each rank of a group, in memory that its peers reach
 struct Control {
+    Patience patience;                   // own; made before the first meeting
     unsigned epoch[MEETINGS];            // own: meetings so far
     unsigned long long bytes_sent;       // own
     unsigned flag[MEETINGS][MAX_RANKS];  // [r]: the meeting that rank r has come to
@@ -28,20 +37,20 @@ struct Control {
 
 struct Window { // one comm_window
     void *own, **peer; // host table, as comm_window returns it
-    void **reach;      // host table of all that this rank reaches
+    void **reach;      // host table of all that this rank reaches: its node, without a wire all ranks
     void **reach_dev;  // the same for kernels
     Window *next;
 };
 
 struct Place { // where a rank sits
-    int machine, pid, device;
+    int machine, pid, device, world; // world: its number there
 };
 
 struct CommDev {
     Comm *c;
     const CommInfo *i;
     Dev *d;
-    int device, machine;        // of this rank; kept apart: the world's end comes after the Dev's
+    int device, machine, world; // of this rank; kept apart: the world's end comes after the Dev's
     cudaStream_t side;          // transfers of blocks, while the Dev's stream computes
     cudaEvent_t forked, joined;
     Place *place;               // of all ranks
@@ -56,7 +65,7 @@ struct CommDev {
 };
 
 // ---- nccl.cu: between the nodes of a group with a wire, in the order of a stream ------------------------------------------
-struct Wire *wire_open(CommDev *v); // collective
+struct Wire *wire_open(CommDev *v, char *why, size_t room); // collective; NULL, and why (room bytes), where NCCL cannot be used
 void wire_close(struct Wire *w);
 void wire_allgather(CommDev *v, void *out, const void *in, size_t bytes);
 void *wire_scratch(CommDev *v, size_t *bytes); // for what a call gathers

@@ -1,22 +1,37 @@
 // A rank's CUDA device: life, memory, clock. All of a rank's ops run on one stream, in the order of the calls.
-#include "kernels/cuda/dev.h"
+#include "kernels/cuda/group.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 // ---- life ----------------------------------------------------------------------------------------------------------
 static void choose(Dev *d, DevOptions o) {
-    int count = 0;
-    cudaError_t code = cudaGetDeviceCount(&count);
-    CHECK_DEVICE(code != cudaErrorInsufficientDriver && code != cudaErrorNoDevice,
-                 "no NVIDIA driver here, or none that is new enough for CUDA %d.%d (%s) (hint: use the CPU build: make, then build/train)",
-                 CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, cudaGetErrorString(code));
+    int count = 0, driver = 0;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CHECK_DEVICE(driver, "no NVIDIA driver here (hint: install one for CUDA %d, or use the CPU build: make, then build/train)",
+                 CUDART_VERSION / 1000);
+    const cudaError_t code = cudaGetDeviceCount(&count);
+    CHECK_DEVICE(code != cudaErrorInsufficientDriver, "the NVIDIA driver here knows CUDA %d.%d, this program was built with CUDA %d.%d (hint: "
+                 "a newer driver, or build with a toolkit of the driver's version: make BACKEND=cuda CUDA=FOLDER)", driver / 1000,
+                 driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    CHECK_DEVICE(code != cudaErrorNoDevice && (code != cudaSuccess || count), "the NVIDIA driver shows no GPU, CUDA_VISIBLE_DEVICES is %s%s%s "
+                 "(hint: what does nvidia-smi list?)", visible ? "\"" : "", visible ? visible : "not set", visible ? "\"" : "");
     CUDA_CHECK(code);
-    CHECK_DEVICE(count > 0, "no GPU is visible (hint: is CUDA_VISIBLE_DEVICES empty?)");
-    CHECK_DEVICE(o.shared || o.place < count, "rank %d of this machine finds %d GPU%s: every process needs one of its own (hint: fewer ranks "
-                 "per node, or --virtual-ranks for several ranks on one GPU)", o.place, count, count == 1 ? "" : "s");
+    CHECK_DEVICE(o.shared || o.place < count, "rank %d of this machine finds %d GPU%s: every process needs one of its own, and must see "
+                 "all of them (hint: fewer processes, srun --gpu-bind=none, or one process with --virtual-ranks for several ranks on one GPU)", o.place, count, count == 1 ? "" : "s");
     d->device = o.place % count;
     CUDA_CHECK(cudaSetDevice(d->device));
+}
+
+static __global__ void nothing_kernel() {}
+
+static void can_run(const char *name, int arch) {
+    CHECK_DEVICE(arch >= 80, "%s has compute capability %d.%d, 8.0 (A100) or newer is needed for bf16", name, arch / 10, arch % 10);
+    cudaFuncAttributes kernel;
+    const cudaError_t code = cudaFuncGetAttributes(&kernel, nothing_kernel);
+    CHECK_DEVICE(code == cudaSuccess, "%s (sm_%d) cannot run the kernels of this program: %s (hint: build it for this GPU: make BACKEND=cuda "
+                 "CUDA_ARCHS=\"-gencode arch=compute_%d,code=sm_%d\")", name, arch, cudaGetErrorString(code), arch, arch);
 }
 
 Dev *dev_init(DevOptions options) {
@@ -27,17 +42,18 @@ Dev *dev_init(DevOptions options) {
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, d->device));
     d->sms = p.multiProcessorCount, d->arch = 10 * p.major + p.minor;
-    CHECK_DEVICE(d->arch >= 80, "%s has compute capability %d.%d, 8.0 (A100) or newer is needed for bf16", p.name, p.major, p.minor);
+    can_run(p.name, d->arch);
     snprintf(d->name, sizeof d->name, "%s, GPU %d, sm_%d, %d multiprocessors, %s", p.name, d->device, d->arch, d->sms,
              sizeof(real) == 2 ? "bf16" : "fp32");
-    const char *grouped = getenv("MOE_GROUPED");
-    CHECK_USAGE(!grouped || !strcmp(grouped, "sm90") || !strcmp(grouped, "portable"),
-                "MOE_GROUPED is \"%s\" in the environment, expected portable (as without it) or sm90", grouped);
-    d->hopper = grouped && !strcmp(grouped, "sm90") && d->arch == 90;
     CUDA_CHECK(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     CHECK_DEVICE(cublasCreate(&d->blas) == CUBLAS_STATUS_SUCCESS, "cuBLAS cannot start on GPU %d (hint: is its memory full?)", d->device);
     CHECK_DEVICE(cublasSetStream(d->blas, d->stream) == CUBLAS_STATUS_SUCCESS, "cuBLAS refuses its stream");
     d->work = (char *)dev_alloc(d, WORK_BYTES, "scratch");
+    d->given_up = (unsigned *)dev_alloc(d, sizeof *d->given_up, "flag");
+    dev_zero(d, d->given_up, sizeof *d->given_up);
+    CUDA_CHECK(cudaHostAlloc((void **)&d->late, sizeof *d->late, cudaHostAllocMapped | cudaHostAllocPortable));
+    *d->late = Late{};
+    group_choose(d);
     d->clock.mark = (Mark *)host_alloc(MARKS * sizeof(Mark));
     d->record_clock.mark = (Mark *)host_alloc(MARKS * sizeof(Mark));
     dev_stage(d, STAGE_OTHER);
@@ -56,6 +72,7 @@ void dev_free(Dev *d) {
         CUDA_CHECK(cudaFree(b->base));
         free(b);
     }
+    CUDA_CHECK(cudaFreeHost(d->late));
     cublasDestroy(d->blas);
     CUDA_CHECK(cudaStreamDestroy(d->stream));
     pthread_mutex_destroy(&d->lock);
@@ -65,6 +82,15 @@ void dev_free(Dev *d) {
 }
 
 const char *dev_name(const Dev *d) { return d->name; }
+
+// What a rank computes once it has given up waiting for another is worth nothing: nobody gets to see it.
+void dev_wait(Dev *d) {
+    const cudaError_t code = cudaStreamSynchronize(d->stream); // where a fault in any op before shows
+    const volatile Late *l = d->late;
+    CHECK_COMM(!l->set, "GPU %d has waited %g s for rank %d to meet rank %d (hint: is that rank stopped, or its GPU busy with something else? "
+               "MOE_PATIENCE=SECONDS waits longer)", d->device, d->patience_s, l->peer, l->rank);
+    CUDA_CHECK(code);
+}
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 void *dev_alloc(Dev *d, size_t bytes, const char *what) {
@@ -101,7 +127,7 @@ void dev_upload(Dev *d, void *dst, const void *host, size_t bytes) {
 
 void dev_download(Dev *d, void *host, const void *src, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, d->stream));
-    CUDA_CHECK(cudaStreamSynchronize(d->stream)); // where a fault in any op before shows
+    dev_wait(d);
 }
 
 void dev_copy(Dev *d, void *dst, const void *src, size_t bytes) {
@@ -149,7 +175,7 @@ static void clock_add(const Clock *c, double ms[STAGES]) {
 void dev_stage_read(Dev *d, double ms[STAGES]) {
     memset(ms, 0, STAGES * sizeof *ms);
     mark(d, -1);
-    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    dev_wait(d);
     clock_add(&d->clock, ms);
     if (d->replayed) clock_add(&d->record_clock, ms);
     d->replayed = false;

@@ -28,16 +28,26 @@ struct Clock {
     int n, made;        // marks since the last read; events that exist
 };
 
+// A wait for another rank that came to its end (comm.cu). In memory of the host that kernels write: it can be read whatever state the
+// device is in.
+struct Late {
+    int rank, peer; // of the world
+    unsigned set;   // last
+};
+
 struct Dev {
     int device, sms, arch;  // ordinal; multiprocessors; 80, 90, ...
     cudaStream_t stream;    // every op of this rank
     cublasHandle_t blas;
-    bool hopper;            // grouped products by TMA and wgmma: MOE_GROUPED=sm90 in the environment, on sm_90
+    bool hopper;            // grouped products by TMA and wgmma (group_choose)
     int poison;
     char name[384];
     size_t allocated;
     DevBlock *blocks;
     pthread_mutex_t lock;   // of blocks and allocated
+    Late *late;
+    unsigned *given_up;     // on the device: Late is set, no kernel shall wait any more
+    double patience_s;      // of the ranks, for the message
     char *work;             // WORK_BYTES of scratch, for one op at a time
     Stage stage;
     Clock clock;
@@ -46,6 +56,8 @@ struct Dev {
     Clock record_clock;     // the record's own marks: an event in a graph is one more of its nodes
     bool replayed;          // since the clock was read
 };
+
+void dev_wait(Dev *d); // until the device has done what it was told; dies where a rank did not come
 
 static inline void *dev_work(Dev *d, size_t bytes) { // partial results of the op that asks
     CHECK_DEVICE(bytes <= WORK_BYTES, "an op needs %zu bytes of scratch, %d are there", bytes, WORK_BYTES);

@@ -3,6 +3,10 @@
 // over the sum's index, in steps of 16, whatever the group, the tile or the row's place in it.
 #include "kernels/cuda/fragment.h"
 #include "kernels/cuda/group.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 // A block's tile of the result, a step of the sum, a warp's share; fp32 has a stage less, so that any sm_8x holds a block
 enum { TILE_M = 128, TILE_N = 128, STEP = 32, WARP_M = 64, WARP_N = 64, GROUP_THREADS = 128, RING = sizeof(real) == 2 ? 4 : 3 };
@@ -135,7 +139,7 @@ template <GroupForm FORM> static __global__ void __launch_bounds__(GROUP_THREADS
     }
 }
 
-template <GroupForm FORM> static void group_portable(Dev *d, const GroupArgs &g) {
+template <GroupForm FORM> static void launch(Dev *d, const GroupArgs &g) {
     const size_t smem = RING_BYTES + (g.J + 1) * sizeof(int);
     const int64_t most = group_tiles_most(FORM, g, TILE_M, TILE_N), resident = 2 * (int64_t)d->sms;
     const size_t allowed = RING_BYTES + (GROUPS_MAX + 1) * sizeof(int);
@@ -143,28 +147,114 @@ template <GroupForm FORM> static void group_portable(Dev *d, const GroupArgs &g)
     LAUNCH(group_kernel<FORM>, (unsigned)(most < resident ? most : resident), GROUP_THREADS, smem, d->stream, g);
 }
 
-template <GroupForm FORM> static void group(Dev *d, const GroupArgs &g) {
+bool group_portable(Dev *d, GroupForm form, const GroupArgs &g) {
+    if (form == GROUP_NT) launch<GROUP_NT>(d, g);
+    else if (form == GROUP_NN) launch<GROUP_NN>(d, g);
+    else launch<GROUP_TN>(d, g);
+    return true;
+}
+
+static void group(Dev *d, GroupForm form, const GroupArgs &g) {
     CHECK_USAGE(g.J <= GROUPS_MAX, "%d groups (experts and replica slots of a rank) in one product, at most %d", g.J, GROUPS_MAX);
-    if (!g.J || !g.M || !g.cols || (FORM == GROUP_TN && !g.out_rows)) return;
-    if (!group_sm90(d, FORM, g)) group_portable<FORM>(d, g);
+    if (!g.J || !g.M || !g.cols || (form == GROUP_TN && !g.out_rows)) return;
+    if (!group_sm90(d, form, g)) group_portable(d, form, g);
 }
 
 extern "C" void dev_group_linear(Dev *d, real *y, const real *x, const real *const *w, const int *off, int J, int M, int N, int K) {
     GroupArgs g = {};
     g.y = y, g.a = x, g.w = w, g.off = off, g.J = J, g.M = M, g.cols = N, g.inner = K;
-    group<GROUP_NT>(d, g);
+    group(d, GROUP_NT, g);
 }
 
 extern "C" void dev_group_linear_dx(Dev *d, real *dx, const real *dy, const real *const *w, const int *off, int J, int M, int N,
                                     int K) {
     GroupArgs g = {};
     g.y = dx, g.a = dy, g.w = w, g.off = off, g.J = J, g.M = M, g.cols = K, g.inner = N;
-    group<GROUP_NN>(d, g);
+    group(d, GROUP_NN, g);
 }
 
 extern "C" void dev_group_linear_dw(Dev *d, wide *const *dw, const real *dy, const real *x, const int *off, int J, int M, int N,
                                     int K) {
     GroupArgs g = {};
     g.dw = dw, g.a = dy, g.b = x, g.off = off, g.J = J, g.M = M, g.out_rows = N, g.cols = K;
-    group<GROUP_TN>(d, g);
+    group(d, GROUP_TN, g);
+}
+
+// ---- the choice --------------------------------------------------------------------------------------------------------------
+// Small integers. Tiles of either kernel are cut in all directions; a group is empty, and rows are left behind the last.
+enum { CHECK_J = 3, CHECK_M = 208, CHECK_K = 136, CHECK_N = 264, CHECK_S = 20 };
+
+struct GroupCheck { // on the device, in one piece
+    real x[CHECK_M * CHECK_K], dy[CHECK_M * CHECK_N], w[CHECK_J][CHECK_N * CHECK_K];
+    const real *w_at[CHECK_J];
+    wide *dw_at[2][CHECK_J];
+    int off[CHECK_J + 1];
+    struct Result {
+        real y[CHECK_M * CHECK_N], dx[CHECK_M * CHECK_K];
+        wide dw[CHECK_J][CHECK_N * CHECK_K];
+    } result[2];
+};
+
+static void check_fill(GroupCheck *c, const GroupCheck *at) { // at: where it will lie
+    uint32_t state = 1;
+    auto draw = [&](real *x, size_t n) {
+        for (size_t i = 0; i < n; i++) state = state * 1664525u + 1013904223u, x[i] = (real)(float)((int)(state >> 24) % 9 - 4);
+    };
+    draw(c->x, CHECK_M * CHECK_K), draw(c->dy, CHECK_M * CHECK_N), draw(c->w[0], CHECK_J * CHECK_N * CHECK_K);
+    const int off[] = {0, 130, 130, 200};
+    memcpy(c->off, off, sizeof off);
+    memset(c->result, 0xFF, sizeof c->result); // NaN
+    for (int j = 0; j < CHECK_J; j++) {
+        c->w_at[j] = at->w[j];
+        for (int i = 0; i < 2; i++) {
+            memset(c->result[i].dw, 0, sizeof c->result[i].dw);
+            c->dw_at[i][j] = (wide *)at->result[i].dw[j];
+        }
+    }
+}
+
+static bool check_run(Dev *d, GroupWay *way, GroupCheck *c, int i) {
+    GroupArgs nt = {}, nn = {}, tn = {};
+    nt.y = c->result[i].y, nt.a = c->x, nt.w = c->w_at, nt.cols = CHECK_N, nt.inner = CHECK_K;
+    nn.y = c->result[i].dx, nn.a = c->dy, nn.w = c->w_at, nn.cols = CHECK_K, nn.inner = CHECK_N;
+    tn.dw = c->dw_at[i], tn.a = c->dy, tn.b = c->x, tn.out_rows = CHECK_N, tn.cols = CHECK_K;
+    bool all = true;
+    for (GroupArgs *g : {&nt, &nn, &tn}) {
+        g->off = c->off, g->J = CHECK_J, g->M = CHECK_M;
+        all &= way(d, g == &nt ? GROUP_NT : g == &nn ? GROUP_NN : GROUP_TN, *g);
+    }
+    return all;
+}
+
+bool group_agrees(Dev *d, GroupWay *way) {
+    GroupCheck *c, *host = (GroupCheck *)host_alloc(sizeof *host);
+    cudaError_t code = cudaMalloc((void **)&c, sizeof *c);
+    CHECK_DEVICE(code == cudaSuccess, "no memory for a check of %zu bytes on GPU %d: %s (hint: is another program on it?)", sizeof *c,
+                 d->device, cudaGetErrorString(code));
+    check_fill(host, c);
+    dev_upload(d, c, host, sizeof *c);
+    bool all = check_run(d, group_portable, c, 0);
+    dev_wait(d);
+    all &= check_run(d, way, c, 1);
+    for (int ms = 0; (code = cudaStreamQuery(d->stream)) == cudaErrorNotReady && ms < 1000 * CHECK_S; ms++) usleep(1000);
+    CHECK_DEVICE(code == cudaSuccess, "the check of the grouped products on GPU %d: %s (hint: MOE_GROUPED=portable leaves these kernels out)",
+                 d->device, code == cudaErrorNotReady ? "it does not end" : cudaGetErrorString(code));
+    dev_download(d, host, c, sizeof *c);
+    all &= memcmp(&host->result[0], &host->result[1], sizeof host->result[0]) == 0;
+    CUDA_CHECK(cudaFree(c));
+    free(host);
+    return all;
+}
+
+void group_choose(Dev *d) {
+    const char *asked = getenv("MOE_GROUPED"), *chosen = "portable";
+    CHECK_USAGE(!asked || !strcmp(asked, "sm90") || !strcmp(asked, "portable"),
+                "MOE_GROUPED is \"%s\" in the environment, expected portable or sm90 (hint: without it the program chooses)", asked);
+    d->hopper = d->arch == 90 && sizeof(real) == 2 && !(asked && !strcmp(asked, "portable"));
+    if (d->hopper && !asked) {
+        d->hopper = group_agrees(d, group_sm90);
+        if (!d->hopper) chosen = "portable, as those of sm_90 gave something else";
+    }
+    const size_t at = strlen(d->name);
+    snprintf(d->name + at, sizeof d->name - at, ", grouped products %s", d->hopper ? "of sm_90" : chosen);
 }

@@ -83,7 +83,15 @@ static inline int64_t group_tiles_most(GroupForm form, const GroupArgs &g, int r
     return form == GROUP_TN ? (int64_t)g.J * ((g.out_rows + rows - 1) / rows) * across : ((int64_t)g.M / rows + g.J) * across;
 }
 
-// The same products by TMA and wgmma, where the device has them, they are asked for (Dev.hopper) and rows are multiples of 16
-// bytes: launched, and true. Compiled but not yet run on hardware.
-bool group_sm90(Dev *d, GroupForm form, const GroupArgs &g);
+// A way to compute them: launched, and true; false where it has none for this call.
+typedef bool GroupWay(Dev *d, GroupForm form, const GroupArgs &g);
+GroupWay group_portable;
+GroupWay group_sm90; // by TMA and wgmma: where Dev.hopper is set and rows are multiples of 16 bytes. No GPU has run it yet.
+
+// Once, when the device is made: MOE_GROUPED=portable or sm90 in the environment decides which way; without it, on compute capability
+// 9.0, sm90 if it agrees with the portable one. Sets Dev.hopper, and adds to Dev.name what was chosen.
+void group_choose(Dev *d);
+// Whether a way gives, bit for bit, what the portable one gives: one small product of each form, of integers whose sums fp32 holds
+// exactly, so that their order does not matter. Dies where the device reports a fault, or is not done after some seconds.
+bool group_agrees(Dev *d, GroupWay *way);
 #endif

@@ -124,6 +124,11 @@ static __device__ __forceinline__ unsigned flag_acquire(const unsigned *flag) {
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(flag)) : "memory");
     return value;
 }
+static __device__ __forceinline__ uint64_t clock_ns() { // since some time before; steps of up to a microsecond or so
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
 #else
 #include "emu_ptx.h" // the same functions
 #endif

@@ -6,15 +6,82 @@
 #include "kernels/cuda/comm.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #ifdef USE_NCCL
-#include <nccl.h>
+#include "kernels/cuda/nccl.h"
+#include <dlfcn.h>
 
-#define NCCL_CHECK(call)                                                                                   \
-    do {                                                                                                   \
-        ncclResult_t nccl_code_ = (call);                                                                  \
-        CHECK_COMM(nccl_code_ == ncclSuccess, "%s: NCCL reports: %s %s", #call, ncclGetErrorString(nccl_code_), \
-                   ncclGetLastError(nullptr));                                                             \
-    } while (0)
+// ---- the library -----------------------------------------------------------------------------------------------------------
+static Nccl load() {
+    Nccl n = {};
+#ifdef __CUDACC__
+    void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    const char *error = library ? "" : dlerror();
+#define FIND(name) (decltype(n.name))dlsym(library, "nccl" #name)
+#else
+    const bool library = emu_nccl_there();
+    const char *error = "the emulation pretends so";
+#define FIND(name) nccl##name
+#endif
+    if (!library) {
+        snprintf(n.why, sizeof n.why, "NCCL is not here: %s (hint: install libnccl2, or put its folder into LD_LIBRARY_PATH)", error);
+        return n;
+    }
+    const char *missing = nullptr;
+#define X(name) \
+    n.name = FIND(name); \
+    if (!n.name && !missing) missing = #name;
+    NCCL_CALLS(X)
+#undef X
+    if (n.GetVersion) n.GetVersion(&n.version);
+    if (missing)
+        snprintf(n.why, sizeof n.why, "libnccl.so.2 (version %d) has no nccl%s, this program was built for version %d (hint: a newer NCCL)",
+                 n.version, missing, NCCL_VERSION_CODE);
+    return n;
+}
+const Nccl &nccl() {
+    static const Nccl found = load();
+    return found;
+}
+
+// The first rank that cannot use NCCL, or another version than rank 0 does, says why: the same on all ranks.
+static bool all_have_nccl(CommDev *v, char *why, size_t room) {
+    struct Found {
+        int version;
+        char why[sizeof Nccl{}.why];
+    } own = {nccl().version, {}}, *all = (Found *)host_alloc(SIZE(v->i->size, sizeof *all));
+    memcpy(own.why, nccl().why, sizeof own.why);
+    comm_allgather(v->c, all, &own, sizeof own);
+    int bad = -1;
+    for (int r = v->i->size - 1; r >= 0; r--)
+        if (all[r].why[0] || all[r].version != all[0].version) bad = r;
+    if (bad >= 0 && all[bad].why[0]) snprintf(why, room, "rank %d: %s", bad, all[bad].why);
+    else if (bad >= 0)
+        snprintf(why, room, "rank 0 has NCCL %d, rank %d has %d (hint: the same version everywhere)", all[0].version, bad, all[bad].version);
+    free(all);
+    return bad < 0;
+}
+
+// All ranks of the group; NULL, with the reason, where NCCL is missing or cannot begin. A rank that fails later ends the run: the
+// others are inside NCCL then, and can be told nothing.
+static ncclComm_t group_open(CommDev *v, char *why, size_t room) {
+    if (!all_have_nccl(v, why, room)) return nullptr;
+    struct {
+        ncclUniqueId id;
+        char why[200];
+    } begin = {};
+    if (v->i->rank == 0) {
+        ncclResult_t code = nccl().GetUniqueId(&begin.id);
+        if (code != ncclSuccess)
+            snprintf(begin.why, sizeof begin.why, "NCCL cannot begin: %s %s", nccl().GetErrorString(code), nccl().GetLastError(nullptr));
+    }
+    comm_bcast(v->c, &begin, sizeof begin, 0);
+    snprintf(why, room, "%s", begin.why);
+    if (begin.why[0]) return nullptr;
+    ncclComm_t all;
+    NCCL_CHECK(CommInitRank(&all, v->i->size, begin.id, v->i->rank));
+    return all;
+}
 
 struct Wire {
     ncclComm_t all, column, blocks; // the group; this place's ranks in every node, by node; the same, for the side stream
@@ -35,15 +102,14 @@ static void *take(size_t bytes, const char *what) {
     return p;
 }
 
-Wire *wire_open(CommDev *v) {
-    Wire *w = (Wire *)host_alloc(sizeof *w);
+Wire *wire_open(CommDev *v, char *why, size_t room) {
     const CommInfo *i = v->i;
-    ncclUniqueId id = {};
-    if (i->rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    comm_bcast(v->c, &id, sizeof id, 0);
-    NCCL_CHECK(ncclCommInitRank(&w->all, i->size, id, i->rank));
-    NCCL_CHECK(ncclCommSplit(w->all, i->rank % i->G, i->rank, &w->column, nullptr));
-    NCCL_CHECK(ncclCommSplit(w->all, i->rank % i->G, i->rank, &w->blocks, nullptr));
+    ncclComm_t all = group_open(v, why, room);
+    if (!all) return nullptr;
+    Wire *w = (Wire *)host_alloc(sizeof *w);
+    w->all = all;
+    NCCL_CHECK(CommSplit(w->all, i->rank % i->G, i->rank, &w->column, nullptr));
+    NCCL_CHECK(CommSplit(w->all, i->rank % i->G, i->rank, &w->blocks, nullptr));
     size_t part = (PIECE / (size_t)i->G + 1) * sizeof(wide), small = SIZE(i->size, 1024);
     w->scratch_bytes = part > small ? part : small;
     w->scratch = (char *)take(w->scratch_bytes, "what is gathered over nodes");
@@ -53,9 +119,9 @@ Wire *wire_open(CommDev *v) {
 }
 
 void wire_close(Wire *w) {
-    NCCL_CHECK(ncclCommDestroy(w->blocks));
-    NCCL_CHECK(ncclCommDestroy(w->column));
-    NCCL_CHECK(ncclCommDestroy(w->all));
+    NCCL_CHECK(CommDestroy(w->blocks));
+    NCCL_CHECK(CommDestroy(w->column));
+    NCCL_CHECK(CommDestroy(w->all));
     CUDA_CHECK(cudaFree(w->scratch));
     CUDA_CHECK(cudaFree(w->heads));
     CUDA_CHECK(cudaFree(w->out));
@@ -64,7 +130,7 @@ void wire_close(Wire *w) {
 }
 
 void wire_allgather(CommDev *v, void *out, const void *in, size_t bytes) {
-    if (bytes) NCCL_CHECK(ncclAllGather(in, out, bytes, ncclChar, v->wire->all, v->d->stream));
+    if (bytes) NCCL_CHECK(AllGather(in, out, bytes, ncclChar, v->wire->all, v->d->stream));
 }
 
 void *wire_scratch(CommDev *v, size_t *bytes) {
@@ -74,13 +140,13 @@ void *wire_scratch(CommDev *v, size_t *bytes) {
 
 // ---- sums ----------------------------------------------------------------------------------------------------------------
 void wire_before(CommDev *v, wide *sum, size_t n) {
-    if (n) NCCL_CHECK(ncclRecv(sum, n * sizeof(wide), ncclChar, v->i->node - 1, v->wire->column, v->d->stream));
+    if (n) NCCL_CHECK(Recv(sum, n * sizeof(wide), ncclChar, v->i->node - 1, v->wire->column, v->d->stream));
 }
 void wire_after(CommDev *v, const wide *sum, size_t n) {
-    if (n) NCCL_CHECK(ncclSend(sum, n * sizeof(wide), ncclChar, v->i->node + 1, v->wire->column, v->d->stream));
+    if (n) NCCL_CHECK(Send(sum, n * sizeof(wide), ncclChar, v->i->node + 1, v->wire->column, v->d->stream));
 }
 void wire_result(CommDev *v, wide *sum, size_t n) {
-    if (n) NCCL_CHECK(ncclBroadcast(sum, sum, n * sizeof(wide), ncclChar, v->i->N - 1, v->wire->column, v->d->stream));
+    if (n) NCCL_CHECK(Broadcast(sum, sum, n * sizeof(wide), ncclChar, v->i->N - 1, v->wire->column, v->d->stream));
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------------
@@ -114,18 +180,18 @@ void wire_rows(CommDev *v, const Rows *arrays, int n_arrays, int *n_recv, const 
     size_t row_bytes = 0;
     for (int a = 0; a < n_arrays; a++) row_bytes += arrays[a].row_bytes;
     LAUNCH(rows_heads_kernel, 1, 1, 0, s, w->heads, &v->own->bytes_sent, n_send, i->N, i->node, room, row_bytes);
-    NCCL_CHECK(ncclGroupStart());
+    NCCL_CHECK(GroupStart());
     for (int n = 0; n < i->N; n++) {
         if (n == i->node) continue;
-        NCCL_CHECK(ncclSend(w->heads + n, sizeof(int), ncclChar, n, w->column, s));
-        NCCL_CHECK(ncclRecv(w->heads_in + n, sizeof(int), ncclChar, n, w->column, s));
+        NCCL_CHECK(Send(w->heads + n, sizeof(int), ncclChar, n, w->column, s));
+        NCCL_CHECK(Recv(w->heads_in + n, sizeof(int), ncclChar, n, w->column, s));
         for (int a = 0; a < n_arrays; a++) {
             size_t block = arrays[a].row_bytes * (size_t)room;
-            NCCL_CHECK(ncclSend((const char *)arrays[a].from + n * block, block, ncclChar, n, w->column, s));
-            NCCL_CHECK(ncclRecv((char *)arrays[a].to + n * block, block, ncclChar, n, w->column, s));
+            NCCL_CHECK(Send((const char *)arrays[a].from + n * block, block, ncclChar, n, w->column, s));
+            NCCL_CHECK(Recv((char *)arrays[a].to + n * block, block, ncclChar, n, w->column, s));
         }
     }
-    NCCL_CHECK(ncclGroupEnd());
+    NCCL_CHECK(GroupEnd());
     LAUNCH(rows_came_kernel, 1, 1, 0, s, n_recv, w->heads_in, i->N, i->node, known);
 }
 
@@ -183,20 +249,20 @@ void wire_blocks(CommDev *v, void *const *to, const BlockSeg *recv, const int *n
     size_t message = HEAD + SIZE(w->most, (int64_t)bytes);
     Packing p = {w->out, w->message, block_bytes, at, bytes, w->most, i->N, i->node};
     LAUNCH(blocks_move_kernel, grid, THREADS, 0, v->side, p, (void *const *)from, send, n_send, &v->own->bytes_sent, 1);
-    NCCL_CHECK(ncclGroupStart());
+    NCCL_CHECK(GroupStart());
     for (int n = 0; n < i->N; n++) {
         if (n == i->node) continue;
-        NCCL_CHECK(ncclSend(w->out + n * w->message, message, ncclChar, n, w->blocks, v->side));
-        NCCL_CHECK(ncclRecv(w->in + n * w->message, message, ncclChar, n, w->blocks, v->side));
+        NCCL_CHECK(Send(w->out + n * w->message, message, ncclChar, n, w->blocks, v->side));
+        NCCL_CHECK(Recv(w->in + n * w->message, message, ncclChar, n, w->blocks, v->side));
     }
-    NCCL_CHECK(ncclGroupEnd());
+    NCCL_CHECK(GroupEnd());
     p.messages = w->in;
     LAUNCH(blocks_move_kernel, grid, THREADS, 0, v->side, p, to, recv, n_recv, &v->own->bytes_sent, 0);
 }
 #else
-Wire *wire_open(CommDev *v) {
-    CHECK_USAGE(0, "%d nodes, and this program was built without NCCL (hint: install it with the CUDA toolkit, libnccl-dev, and build again; "
-                "or one node)", v->i->N);
+Wire *wire_open(CommDev *, char *why, size_t room) {
+    snprintf(why, room, "this program was built without NCCL (hint: install libnccl-dev and build again)");
+    return nullptr;
 }
 void wire_close(Wire *) {}
 void wire_allgather(CommDev *, void *, const void *, size_t) {}

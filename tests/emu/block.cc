@@ -26,6 +26,11 @@ Lane_view now;
     abort();
 }
 
+bool lacks(const char *what) {
+    const char *list = getenv("EMU_LACKS"), *at = list ? strstr(list, what) : nullptr;
+    return at && (at == list || at[-1] == ',') && strchr(",", at[strlen(what)]);
+}
+
 // ---- orders ----------------------------------------------------------------------------------------------------------
 static Order thread_order;
 static uint64_t random_state;

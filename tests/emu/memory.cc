@@ -187,6 +187,7 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags)
     Ipc ipc;
     char path[64];
     memcpy(&ipc, &h, sizeof ipc);
+    if (lacks("peer")) return cudaErrorPeerAccessUnsupported;
     if (flags != cudaIpcMemLazyEnablePeerAccess || ipc.pid == getpid()) return cudaErrorInvalidValue;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)ipc.pid, ipc.file);
     int file = open(path, O_RDWR | O_CLOEXEC);

@@ -1,6 +1,9 @@
 // NCCL among threads of one process. A call does its work when the operations of all its ranks have come to the heads of their
 // streams; ranks that call different things there, or in different order, are found.
 #include "nccl.h"
+extern "C" {
+#include "kernels/check.h"
+}
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -162,11 +165,13 @@ ncclResult_t add(EmuNccl *c, cudaStream_t s, Action a, size_t to_bytes) {
 
 extern "C" {
 const char *ncclGetErrorString(ncclResult_t r) { return r == ncclSuccess ? "no error" : "invalid argument"; }
-const char *ncclGetLastError(ncclComm_t) { return ""; }
-ncclResult_t ncclGetVersion(int *version) { return *version = 22809, ncclSuccess; }
+const char *ncclGetLastError(ncclComm_t) { return launcher_size() > 1 ? "(the emulation's NCCL is for threads of one process)" : ""; }
+int emu_nccl_there(void) { return !lacks("nccl"); }
+ncclResult_t ncclGetVersion(int *version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     static int made;
+    if (launcher_size() > 1) return ncclInvalidUsage;
     std::lock_guard<std::mutex> hold(lock);
     memset(id, 0, sizeof *id);
     snprintf(id->internal, sizeof id->internal, "%d.%d", (int)getpid(), made++);

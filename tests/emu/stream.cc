@@ -310,6 +310,8 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorPeerAccessUnsupported: return "peer access is not supported between these two devices";
+    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
@@ -332,11 +334,11 @@ static int devices() {
     const char *text = getenv("EMU_DEVICES"); // -1: as without a driver
     return text ? atoi(text) : 1;
 }
-cudaError_t cudaDriverGetVersion(int *version) { return *version = devices() < 0 ? 0 : CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { return *version = devices() < 0 ? 0 : lacks("driver") ? 11080 : CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int *n) {
     *n = devices() > 0 ? devices() : 0;
-    return report(devices() < 0 ? cudaErrorInsufficientDriver : devices() == 0 ? cudaErrorNoDevice : cudaSuccess);
+    return report(devices() < 0 || lacks("driver") ? cudaErrorInsufficientDriver : devices() == 0 ? cudaErrorNoDevice : cudaSuccess);
 }
 cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= devices()) return report(cudaErrorInvalidDevice);
@@ -368,7 +370,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     }
     return cudaSuccess;
 }
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { return *can = device != peer, cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { return *can = device != peer && !lacks("peer"), cudaSuccess; }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
     return report(peer < 0 || peer >= devices() || peer == device_now ? cudaErrorInvalidDevice : cudaSuccess);
 }
@@ -472,7 +474,11 @@ cudaError_t cudaStreamQuery(cudaStream_t given) {
     EmuStream *s = stream_of(given);
     if (cudaError_t e = unsafe()) return report(e);
     counters.queries++;
-    return s->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+    bool done = s->queue.empty();
+    memory_open();
+    advance_needed(s, 0); // who asks again and again does wait
+    memory_shut();
+    return done ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *arg) {
     Hold hold;
@@ -643,6 +649,11 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s) {
     counters.graph_launches++;
     return report(push(stream_of(s), {WORK, "a graph", [x] { return graph_run(x); }, nullptr, 0}));
 }
+}
+
+cudaError_t emu_func_get_attributes(cudaFuncAttributes *a) {
+    *a = {1024, 32};
+    return report(lacks("image") ? cudaErrorNoKernelImageForDevice : cudaSuccess);
 }
 
 cudaError_t emu_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {

@@ -1,5 +1,5 @@
 // The emulation itself: what a kernel may use gives what CUDA's manual says, in every order of threads; and what is wrong is found.
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/group.h"
 #include <algorithm>
 #include <math.h>
 #include <setjmp.h>
@@ -633,6 +633,29 @@ static void cublas(void **) {
     }
 }
 
+// ---- the choice of grouped products: a way that errs in one element of one form is found, as is one that does nothing ---------
+static __global__ void spoil(const GroupArgs g, GroupForm form) {
+    if (form == GROUP_TN) g.dw[2][77] += 1;
+    else g.y[77] = (real)0.5f; // the sums are integers
+}
+template <int FORM> static bool spoilt(Dev *d, GroupForm form, const GroupArgs &g) {
+    group_portable(d, form, g);
+    if ((int)form == FORM) LAUNCH(spoil, 1, 1, 0, d->stream, g, form);
+    return true;
+}
+static bool idle(Dev *, GroupForm, const GroupArgs &) { return true; }
+static bool absent(Dev *d, GroupForm form, const GroupArgs &g) { return group_portable(d, form, g) && false; }
+static void choice(void **) {
+    Dev *d = dev_init(DevOptions{});
+    assert_true(strstr(d->name, "grouped products portable") && !d->hopper);
+    size_t before = dev_allocated(d);
+    assert_true(group_agrees(d, group_portable));
+    assert_false(group_agrees(d, spoilt<GROUP_NT>) || group_agrees(d, spoilt<GROUP_NN>) || group_agrees(d, spoilt<GROUP_TN>));
+    assert_false(group_agrees(d, idle) || group_agrees(d, absent));
+    assert_true(dev_allocated(d) == before);
+    dev_free(d);
+}
+
 int main(void) {
     stream = stream_new();
     const struct CMUnitTest tests[] = {
@@ -641,6 +664,7 @@ int main(void) {
         cmocka_unit_test(asynchronous_copies), cmocka_unit_test(bf16_rounds), cmocka_unit_test(kernel_faults), cmocka_unit_test(deadlocks),
         cmocka_unit_test(host_faults), cmocka_unit_test(events), cmocka_unit_test(host_memory), cmocka_unit_test(default_stream),
         cmocka_unit_test(waiting_kernels), cmocka_unit_test(graphs), cmocka_unit_test(capture_faults), cmocka_unit_test(cublas),
+        cmocka_unit_test(choice),
     };
     return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

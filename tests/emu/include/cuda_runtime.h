@@ -9,7 +9,7 @@
 
 typedef enum cudaError {
     cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInvalidConfiguration = 9,
-    cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorPeerAccessUnsupported = 217,
+    cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorNoKernelImageForDevice = 209, cudaErrorPeerAccessUnsupported = 217,
     cudaErrorInvalidResourceHandle = 400, cudaErrorNotReady = 600, cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorNotSupported = 801, cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureUnjoined = 904, cudaErrorStreamCaptureIsolation = 905, cudaErrorStreamCaptureImplicit = 906,
@@ -35,6 +35,9 @@ typedef enum {
 typedef enum { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef cudaDataType_t cudaDataType;
 
+typedef struct cudaFuncAttributes {
+    int maxThreadsPerBlock, numRegs;
+} cudaFuncAttributes;
 typedef struct cudaIpcMemHandle_st {
     char reserved[64];
 } cudaIpcMemHandle_t;
@@ -112,6 +115,8 @@ cudaError_t emu_func_set_attribute(const void *kernel, cudaFuncAttribute attribu
 template <class F> static inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
     return emu_func_set_attribute((const void *)kernel, attribute, value);
 }
+cudaError_t emu_func_get_attributes(cudaFuncAttributes *a);
+template <class F> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *) { return emu_func_get_attributes(a); }
 template <class F> static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, F *, int, size_t) {
     *n = 2;
     return cudaSuccess;

@@ -6,6 +6,7 @@
 //   EMU_ORDER    forward (default), reverse, random[:seed]    threads of a block, blocks of a grid, when cp.async lands
 //   EMU_STREAMS  late (default: only what the host waits for), early (all that may run, at once), random[:seed]
 //   EMU_DEVICES  how many devices there are (1)         EMU_MEMORY  bytes of each (8 GiB)
+//   EMU_LACKS    of this, what it names does not work: driver, image, peer, nccl (a comma between)
 //   EMU_STRICT   1: the host cannot touch device memory EMU_WAIT    seconds without progress that are a deadlock (60)
 // A fault (divergent barrier, deadlock, overrun, wrong pointer) prints what was found and aborts.
 #ifndef EMU_H
@@ -31,6 +32,7 @@ void emu_strict(bool on);            // as EMU_STRICT
 
 namespace emu {
 
+bool lacks(const char *what); // EMU_LACKS
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---- one thread of a block (block.cc) --------------------------------------------------------------------------------

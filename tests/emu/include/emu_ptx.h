@@ -1,6 +1,7 @@
 // The instructions of kernels/cuda/launch.h, emulated: same names, same meaning.
 #ifndef EMU_PTX_H
 #define EMU_PTX_H
+#include <ctime>
 
 namespace emu {
 inline float bf16_at(uint32_t pair, int half) { return bits<float>(half ? pair & 0xffff0000u : pair << 16); }
@@ -99,4 +100,9 @@ static inline void cp_async_commit() { emu::async_commit(); }
 template <int Pending> static inline void cp_async_wait() { emu::async_wait(Pending); }
 static inline void flag_release(unsigned *flag, unsigned value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
 static inline unsigned flag_acquire(const unsigned *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
+static inline uint64_t clock_ns() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
 #endif

@@ -3,6 +3,7 @@
 #define EMU_NCCL_H
 #include "cuda_runtime.h"
 
+#define NCCL_VERSION_CODE 22809
 enum { NCCL_UNIQUE_ID_BYTES = 128 };
 typedef struct ncclUniqueId {
     char internal[NCCL_UNIQUE_ID_BYTES];
@@ -14,6 +15,7 @@ typedef enum { ncclInt8 = 0, ncclChar = 0 } ncclDataType_t;
 
 #ifdef __cplusplus
 extern "C" {
+int emu_nccl_there(void); // 0: EMU_LACKS says that the library is missing
 #endif
 const char *ncclGetErrorString(ncclResult_t r);
 const char *ncclGetLastError(ncclComm_t c);
