@@ -112,6 +112,23 @@ void **host_window(Comm *c, size_t bytes, const char *what) {
     return w->peer;
 }
 
+static void window_close(Comm *c, Window *w) {
+    for (int r = 0; r < c->info.size; r++)
+        if (w->peer[r]) c->t->window_unmap(w->peer[r], w->bytes, r == c->info.rank);
+    free(w->peer);
+    free(w);
+}
+
+void host_window_free(Comm *c, void **peer) {
+    Window **at = &c->windows;
+    while (*at && (*at)->peer != peer) at = &(*at)->next;
+    Window *w = *at;
+    CHECK_USAGE(w, "a window is given back that is not this group's");
+    *at = w->next;
+    node_meet(c); // no peer works in it any more
+    window_close(c, w);
+}
+
 // ---- groups ----------------------------------------------------------------------------------------------------------
 static void start(Comm *c) {
     // the machine's cores, not those this process is bound to: the launcher may have given each rank its own
@@ -142,11 +159,8 @@ void comm_close(Comm *c) {
     comm_dev_close(c->dev);
     node_meet(c); // a window's owner must not take it from under a peer
     for (Window *w = c->windows, *next; w; w = next) {
-        for (int r = 0; r < c->info.size; r++)
-            if (w->peer[r]) c->t->window_unmap(w->peer[r], w->bytes, r == c->info.rank);
         next = w->next;
-        free(w->peer);
-        free(w);
+        window_close(c, w);
     }
     free(c->call.msg);
     free(c->blocks.msg);

@@ -37,8 +37,11 @@ const CommInfo *comm_info(const Comm *c);
 // ---- windows -------------------------------------------------------------------------------------------------------
 // The same amount of memory on every rank of the group, each rank's readable and writable by all ranks of its node.
 // Returns a host table of `size` pointers: peer[r] is r's memory, NULL for a rank of another node; peer[own] never NULL.
-// Zeroed, page-aligned; untouched pages cost nothing. Collective. Lives until the group is freed (world: end of comm_run).
+// Zeroed, page-aligned. Collective. Lives until comm_window_free, or until the group is freed (world: end of comm_run).
 void **comm_window(Comm *c, size_t bytes, const char *what);
+// Gives one back. Collective. A GPU may wait for all its kernels meanwhile, and they for other ranks' that are not launched yet: so
+// between comm_barriers of all the ranks that share it.
+void comm_window_free(Comm *c, void **peer);
 
 // ---- collectives on the device: in the order of its ops; the host does not wait ---------------------------------------------
 void comm_node_barrier(Comm *c); // among this node's ranks of the group; orders their accesses to windows

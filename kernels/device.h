@@ -58,10 +58,13 @@ typedef struct DevOptions {
 Dev *dev_init(DevOptions options);
 void dev_free(Dev *d);                                      // with all its memory
 const char *dev_name(const Dev *d);                         // e.g. "CPU, 2 threads, AVX2 kernels, fp32"
-void *dev_alloc(Dev *d, size_t bytes, const char *what);    // zeroed (or poisoned), 64-byte aligned, or die; lives until dev_free;
-                                                            // pages never touched cost no memory
+void *dev_alloc(Dev *d, size_t bytes, const char *what);    // zeroed (or poisoned), 64-byte aligned, or die; lives until dev_release
+                                                            // or dev_free
+void dev_release(Dev *d, void *p);                          // what dev_alloc returned, or NULL; waits for the ops so far and forgets
+                                                            // a record, which may use it. A GPU may wait for all ranks' ops on it
+int dev_lazy(const Dev *d);                                 // 1: of its memory and windows, pages never touched cost nothing (CPU)
 double dev_available(const Dev *d);                          // bytes that its memory has left for all ranks on it; INFINITY: unknown
-size_t dev_allocated(const Dev *d);                         // bytes asked for so far
+size_t dev_allocated(const Dev *d);                         // bytes asked for and not released
 void dev_upload(Dev *d, void *dst, const void *host, size_t bytes);
 void dev_download(Dev *d, void *host, const void *src, size_t bytes);
 void dev_copy(Dev *d, void *dst, const void *src, size_t bytes);

@@ -43,6 +43,11 @@ static void test_memory(void **state) {
     assert_int_equal(dev_allocated(d), 1000 + (1ull << 36));
     for (int i = 0; i < 1000; i++) assert_int_equal(a[i], 0);
     c[1ull << 35] = 1;
+    dev_release(d, c);
+    dev_release(d, NULL);
+    assert_int_equal(dev_allocated(d), 1000);
+    assert_int_equal(child_call(touch, c + (1ull << 35)).status, 128 + SIGSEGV); // gone
+    a[999] = 1;
     float *f = dev_alloc(p, 401 * sizeof *f, "poisoned");
     double *g = dev_alloc(p, 401 * sizeof *g, "poisoned");
     int *n = dev_alloc(p, 401 * sizeof *n, "poisoned");
@@ -55,6 +60,11 @@ static void test_memory(void **state) {
     dev_download(s, &seen, hidden, sizeof seen);
     assert_int_equal(seen, 5);
     assert_int_equal(child_call(touch, hidden).status, 128 + SIGSEGV); // and again after an op
+    dev_release(p, f);
+    assert_int_equal(child_call(touch, f).status, 128 + SIGSEGV);
+    dev_release(s, hidden);
+    assert_int_equal(dev_allocated(s), 0);
+    dev_upload(s, dev_alloc(s, sizeof(int), "after it"), &five, sizeof five);
     dev_free(d);
     dev_free(p);
     dev_free(s);
@@ -69,9 +79,15 @@ static void negative_threads(void *arg) {
     dev_init((DevOptions){.threads = -1});
 }
 
+static void not_its_own(void *arg) {
+    int x;
+    dev_release(arg, &x);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     Dev *d = dev_init((DevOptions){.threads = 1});
+    assert_int_equal(child_call(not_its_own, d).status, STATUS_DEVICE);
     assert_int_equal(child_call(impossible_size, d).status, STATUS_DEVICE);
     assert_int_equal(child_call(negative_threads, NULL).status, STATUS_USAGE);
     dev_free(d);

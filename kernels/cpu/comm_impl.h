@@ -91,6 +91,7 @@ void comm_close(Comm *c);
 
 // For the CPU's device as well
 void **host_window(Comm *c, size_t bytes, const char *what); // comm_window
+void host_window_free(Comm *c, void **peer);                 // comm_window_free
 void host_node_barrier(Comm *c);                             // comm_node_barrier
 // A call's messages: begin, room for them all (a posted one must not move), post, wait.
 void msgs_begin(Comm *c);

@@ -36,12 +36,16 @@ Dev *dev_init(DevOptions options) {
     return d;
 }
 
+static void block_free(DevBlock *b) {
+    munmap(b->base, b->bytes + (size_t)sysconf(_SC_PAGESIZE));
+    free(b);
+}
+
 void dev_free(Dev *d) {
     if (!d) return;
     for (DevBlock *b = d->blocks, *next; b; b = next) {
         next = b->next;
-        munmap(b->base, b->bytes + (size_t)sysconf(_SC_PAGESIZE));
-        free(b);
+        block_free(b);
     }
     pthread_mutex_destroy(&d->lock);
     free(d);
@@ -87,7 +91,7 @@ void *dev_alloc(Dev *d, size_t bytes, const char *what) {
         for (size_t i = 0; i < room / 2; i++) ((uint16_t *)(void *)base)[i] = 0x7FFF;
     }
     DevBlock *b = host_alloc(sizeof *b);
-    *b = (DevBlock){.base = base, .bytes = room};
+    *b = (DevBlock){.base = base, .bytes = room, .asked = bytes};
     pthread_mutex_lock(&d->lock);
     if (d->strict && !d->depth) protect(b, PROT_NONE);
     b->next = d->blocks;
@@ -97,6 +101,20 @@ void *dev_alloc(Dev *d, size_t bytes, const char *what) {
     return p;
 }
 
+void dev_release(Dev *d, void *p) {
+    if (!p) return;
+    pthread_mutex_lock(&d->lock);
+    DevBlock **at = &d->blocks;
+    while (*at && !((char *)p >= (*at)->base && (char *)p < (*at)->base + (*at)->bytes)) at = &(*at)->next;
+    DevBlock *b = *at;
+    CHECK_DEVICE(b, "memory is released that is not the device's");
+    *at = b->next;
+    d->allocated -= b->asked;
+    pthread_mutex_unlock(&d->lock);
+    block_free(b);
+}
+
+int dev_lazy(const Dev *d) { return (void)d, 1; }
 size_t dev_allocated(const Dev *d) { return d->allocated; }
 
 // src NULL: zero

@@ -28,6 +28,7 @@ enum { DEV_PARALLEL_MIN = 1 << 14 };
 typedef struct DevBlock { // one dev_alloc: a mapping of its own, followed by a page that cannot be touched
     char *base;
     size_t bytes;         // whole pages, without the guard page
+    size_t asked;
     struct DevBlock *next;
 } DevBlock;
 

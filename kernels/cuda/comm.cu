@@ -388,6 +388,30 @@ static Window *window_make(CommDev *v, size_t bytes, const char *what) {
 
 void **comm_window(Comm *c, size_t bytes, const char *what) { return window_make(of(c), bytes, what)->peer; }
 
+static void window_unreach(CommDev *v, Window *w) {
+    for (int r = 0; r < v->i->size; r++)
+        if (w->reach[r] && !same_process(v, r)) CUDA_CHECK(cudaIpcCloseMemHandle(w->reach[r]));
+}
+
+static void window_close(Window *w) {
+    CUDA_CHECK(cudaFree(w->own));
+    CUDA_CHECK(cudaFree(w->reach_dev));
+    free(w->peer), free(w->reach), free(w);
+}
+
+void comm_window_free(Comm *c, void **peer) {
+    CommDev *v = of(c);
+    Window **at = &v->windows;
+    while (*at && (*at)->peer != peer) at = &(*at)->next;
+    Window *w = *at;
+    CHECK_USAGE(w, "a window is given back that is not this group's");
+    *at = w->next;
+    comm_barrier(c); // no peer works in it any more
+    window_unreach(v, w);
+    comm_barrier(c);
+    window_close(w);
+}
+
 // ---- life ----------------------------------------------------------------------------------------------------------------
 static void peer_access(CommDev *v) {
     const CommInfo *i = v->i;
@@ -480,15 +504,11 @@ void comm_dev_close(CommDev *v) {
     comm_dev_set(v->c, nullptr);
     if (v->wire) wire_close(v->wire);
     comm_barrier(v->c); // no peer works in these windows any more
-    for (Window *w = v->windows; w; w = w->next)
-        for (int r = 0; r < v->i->size; r++)
-            if (w->reach[r] && !same_process(v, r)) CUDA_CHECK(cudaIpcCloseMemHandle(w->reach[r]));
+    for (Window *w = v->windows; w; w = w->next) window_unreach(v, w);
     comm_barrier(v->c);
     for (Window *w = v->windows, *next; w; w = next) {
         next = w->next;
-        CUDA_CHECK(cudaFree(w->own));
-        CUDA_CHECK(cudaFree(w->reach_dev));
-        free(w->peer), free(w->reach), free(w);
+        window_close(w);
     }
     CUDA_CHECK(cudaEventDestroy(v->forked));
     CUDA_CHECK(cudaEventDestroy(v->joined));

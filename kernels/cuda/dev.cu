@@ -104,13 +104,33 @@ void *dev_alloc(Dev *d, size_t bytes, const char *what) {
     CUDA_CHECK(cudaMemsetAsync(p, d->poison ? 0xFF : 0, room, d->stream)); // as float and bf16 a NaN, as an index out of range
     DevBlock *b = (DevBlock *)host_alloc(sizeof *b);
     pthread_mutex_lock(&d->lock);
-    *b = DevBlock{p, d->blocks};
+    *b = DevBlock{p, bytes, d->blocks};
     d->blocks = b;
     d->allocated += bytes;
     pthread_mutex_unlock(&d->lock);
     return p;
 }
 
+void dev_release(Dev *d, void *p) {
+    if (!p) return;
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    if (d->record) {
+        CUDA_CHECK(cudaGraphExecDestroy(d->record));
+        d->record = nullptr, d->record_clock.n = 0, d->replayed = false;
+    }
+    pthread_mutex_lock(&d->lock);
+    DevBlock **at = &d->blocks;
+    while (*at && (*at)->base != p) at = &(*at)->next;
+    DevBlock *b = *at;
+    CHECK_DEVICE(b, "memory is released that is not the device's");
+    *at = b->next;
+    d->allocated -= b->bytes;
+    pthread_mutex_unlock(&d->lock);
+    CUDA_CHECK(cudaFree(p));
+    free(b);
+}
+
+int dev_lazy(const Dev *d) { return (void)d, 0; }
 size_t dev_allocated(const Dev *d) { return d->allocated; }
 
 double dev_available(const Dev *d) {

@@ -16,6 +16,7 @@ constexpr int WARP = 32, THREADS = 256, WORK_BYTES = DEV_WORK_MIB << 20, MARKS =
 
 struct DevBlock { // one dev_alloc
     void *base;
+    size_t bytes; // asked for
     DevBlock *next;
 };
 

@@ -143,12 +143,41 @@ static void case_bcast(Comm *c) {
         }
 }
 
-static long resident_pages(void) {
-    long size, resident = 0;
+// Of the process: touched, or (mapped) its whole address space
+static long pages(int mapped) {
+    long size = 0, resident = 0;
     FILE *f = fopen("/proc/self/statm", "r");
-    if (!f || fscanf(f, "%ld %ld", &size, &resident) != 2) resident = -1;
+    if (!f || fscanf(f, "%ld %ld", &size, &resident) != 2) size = resident = -1;
     if (f) fclose(f);
-    return resident;
+    return mapped ? size : resident;
+}
+
+// Windows come and go, the older one first or last; what is left works, and nothing of them stays.
+static void case_window_free(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    const size_t MIB = 1 << 20;
+    uint64_t **kept = (uint64_t **)comm_window(c, MIB, "kept");
+    comm_barrier(c);
+    long before = pages(1);
+    for (int round = 0; round < 40; round++) {
+        uint64_t **a = (uint64_t **)comm_window(c, MIB, "a"), **b = (uint64_t **)comm_window(c, 2 * MIB, "b");
+        for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) {
+            EXPECT(a[r][i->rank] == 0 && b[r][i->rank] == 0, "round %d: a new window holds something", round);
+            kept[r][i->rank] = a[r][i->rank] = b[r][i->rank] = mix((uint64_t)(round + 1), (uint64_t)r);
+        }
+        comm_node_barrier(c);
+        comm_window_free(c, (void **)(round & 1 ? a : b));
+        uint64_t **left = round & 1 ? b : a;
+        for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++)
+            EXPECT(left[i->rank][r] == mix((uint64_t)(round + 1), (uint64_t)i->rank) && left[i->rank][r] == kept[i->rank][r],
+                   "round %d: rank %d's word is not here", round, r);
+        comm_window_free(c, (void **)left);
+    }
+    comm_barrier(c);
+    // 3 MiB of each rank stay 40 times, or less than 8 MiB. Other groups of the process may be making windows now: the whole one looks.
+    long left = pages(1) - before;
+    EXPECT(i->size != i->local_ranks || left < 8 << 8, "windows given back leave %ld pages", left);
+    comm_window_free(c, (void **)kept);
 }
 
 static void case_window(Comm *c) {
@@ -178,12 +207,12 @@ static void case_window(Comm *c) {
         comm_node_barrier(c);
     }
     size_t huge = (size_t)16 << 30; // untouched pages cost nothing
-    long before = resident_pages();
+    long before = pages(0);
     char **h = (char **)comm_window(c, huge, "huge");
     h[i->rank][huge - 1] = (char)(i->rank + 1);
     comm_node_barrier(c);
     for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) EXPECT(h[r][huge - 1] == r + 1, "end of rank %d's huge window", r);
-    EXPECT(resident_pages() - before < 32 << 8, "a window of 16 GiB costs %ld pages", resident_pages() - before); // 32 MiB
+    EXPECT(pages(0) - before < 32 << 8, "a window of 16 GiB costs %ld pages", pages(0) - before); // 32 MiB
     void **empty = comm_window(c, 0, "empty");
     EXPECT(empty[i->rank], "an empty window has no address");
 }
@@ -340,6 +369,7 @@ void comm_cases(Comm *c) {
     case_small(c);
     case_bcast(c);
     case_window(c);
+    case_window_free(c);
     case_barrier(c);
     case_rows(c);
     case_blocks(c);
