@@ -13,9 +13,11 @@ void model_decode(Model *m, wide *logits, const int *tok, int n, int pos) {
 
     dev_stage(d, STAGE_EMBED);
     dev_upload(d, m->tok, tok, SIZE(n, sizeof(int)));
-    dev_embed(d, m->blocks[0].x, m->w_embed, m->tok, n, c->C);
-    for (int l = 0; l < c->L; l++)
-        forward_block(m, l, l + 1 < c->L ? m->blocks[l + 1].x : m->x_last, 1, n, pos, NULL, (MoePass){.count = 0});
+    do {
+        dev_embed(d, m->blocks[0].x, m->w_embed, m->tok, n, c->C);
+        for (int l = 0; l < c->L; l++)
+            forward_block(m, l, l + 1 < c->L ? m->blocks[l + 1].x : m->x_last, 1, n, pos, NULL, (MoePass){.count = 0});
+    } while (model_grow(m));
     dev_stage(d, STAGE_HEAD);
     dev_rmsnorm(d, m->nf, m->rstdf, m->x_last + SIZE(n - 1, c->C), m->w_norm, 1, c->C, (wide)c->eps);
     dev_linear(d, m->logits, NULL, m->nf, m->w_head, 1, c->V, c->C);

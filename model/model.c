@@ -106,7 +106,8 @@ static void init_moe(Model *m) {
     MoeConfig moe = {
         .C = c->C, .E = c->E, .K = c->K, .F = c->F, .shared = c->n_shared * c->F, .score = c->score, .renorm = c->renorm,
         .routed_scale = c->routed_scale, .capacity = r->capacity, .layers = m->n_moe, .max_BT = r->max_B * r->T,
-        .micros = r->micros, .training = r->training, .scope = r->scope, .S = r->S, .dedup = r->dedup, .even = r->even, .cost = r->cost, .plan = r->plan,
+        .micros = r->micros, .training = r->training, .scope = r->scope, .S = r->S, .recv_room = r->recv_room,
+        .dedup = r->dedup, .even = r->even, .cost = r->cost, .plan = r->plan,
     };
     m->moe = moe_init(m->d, m->ep, m->world, moe, m->moe_params);
 }
@@ -182,6 +183,12 @@ double model_nll(Model *m) {
     dev_download(m->d, &sum, m->nll_sum, sizeof sum);
     dev_zero(m->d, m->nll_sum, sizeof sum);
     return sum;
+}
+
+int model_grow(Model *m) {
+    if (!m->moe || !moe_grow(m->moe)) return 0;
+    dev_zero(m->d, m->nll_sum, sizeof *m->nll_sum);
+    return 1;
 }
 
 void model_reduce_grads(Model *m) {

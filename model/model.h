@@ -91,6 +91,7 @@ typedef struct ModelRun {   // how it runs, as opposed to what it is
     double aux_coef, z_coef, capacity;
     AuxScope scope;
     int S, dedup, even;
+    double recv_room;       // MoeConfig
     Cost cost;
     PlanOptions plan;
 } ModelRun;
@@ -116,6 +117,9 @@ void model_load(Model *m, const int *tok, const int *target, const int *first, i
 void model_pass(Model *m, int B, int T, int micro, int64_t step_tokens, int train);
 void model_backward(Model *m);          // of the last model_forward; gradients accumulate
 void model_zero_grad(Model *m);
+// Collective over world, after a step's passes and their norm, or after an evaluation's: 1 where a rank had not enough room for the rows
+// that came to it (moe_grow). Then there is more now, no loss has been added, and all of it is to be run again.
+int model_grow(Model *m);
 double model_nll(Model *m);             // this rank's sum of nll since the last call, and starts again from 0; a host read
 // Sums replicated gradients over the world and expert gradients over the replicas of each EP group (in rank order).
 void model_reduce_grads(Model *m);
@@ -124,7 +128,7 @@ void model_reduce_grads(Model *m);
 double *model_grad_norm(Model *m, double *norm);
 
 // Inference with a key/value cache for one sequence: logits (V, host) after token `tok` at position `pos` (0 clears the cache).
-// n >= 1 tokens at once (a prompt). Collective over ep: every rank passes the same tokens. It works in the activations' memory, so
+// n >= 1 tokens at once (a prompt). Collective over world: every rank passes the same tokens. It works in the activations' memory, so
 // it neither comes between a forward and its backward nor finds its cache again after a forward.
 void model_decode(Model *m, wide *logits, const int *tok, int n, int pos);
 #endif

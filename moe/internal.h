@@ -28,18 +28,28 @@ typedef struct Layer {
     const real *const *blocks_at;             // device table (2R): home experts of every rank, then slots of every rank
 } Layer;
 
+enum { ROOM_WINDOWS = 11 };
+#define ROOM_HELD(layers) (3 * (layers) + 6)
+
 struct Moe {
     Dev *d;
     Comm *ep, *world;
     MoeConfig c;
-    int R, N, me, H, J, M;
+    int R, N, me, H, J;
+    int M;                    // rows of the receive buffers: shape.rows
     RouteShape shape;
+    // room.c: what has room for rows, to be given back together
+    void **held, **windows[ROOM_WINDOWS]; // of the device, max_held of them; windows
+    int n_held, max_held, n_windows;
+    MoeRoom room;
     size_t unit;              // elements of an expert
     size_t part_at, part;     // elements of an expert that this rank carries of copies that cross nodes
     Layer *layer;
     int *count, *seen, *ord;  // (E), (E), (BT,K)
     wide *p;                  // (groups,E) mean scores
     int64_t *seen_all;        // (E) of the world so far, for the global scope
+    int64_t *history, *history_kept; // (layers,E) eplb's past; as of before the step
+    int *need;                // (3) of the routes
     int *demand;              // (micros+1,layers,R,E); the last: passes that are not counted
     PlanInfo *info;           // (micros+1,layers)
     void *plan_work, *route_work;
@@ -69,9 +79,16 @@ struct Moe {
     int64_t *seen_dev;        // (layers,E) all layers' seen
     int64_t *seen_sum;        // (layers,E) of the world
     double *losses_dev;       // (layers,2) all layers' losses
-    int *bad_dev;             // (layers)
+    int *bad_dev;             // (layers), then need
 };
 
+// moe/moe.c
+// Device table of the peers' windows (R), each `skip` bytes in, and `last` behind them.
+void *peers_table(Dev *d, void *const *peer, int R, size_t skip, void *last);
+void step_forget(Moe *m); // what the step has gathered so far; eplb's past is again what it was before
+// moe/room.c
+RouteShape room_shape(const MoeConfig *c, int R, int N); // dies (STATUS_USAGE) where an int does not count the rows
+void room_make(Moe *m);   // all that has m->shape's room. Collective.
 // moe/router.c
 void router_forward(Moe *m, Layer *l, const real *x, int B, int T, MoePass pass);
 void router_backward(Moe *m, Layer *l, real *dx, const real *x, int B, int T, MoePass pass);

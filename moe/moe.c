@@ -8,18 +8,7 @@
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
-// Rows that can arrive at most: every token of every rank, at most once per group it can go to.
-static int64_t max_rows(const MoeConfig *c, int R) {
-    int J = c->E / R + c->S;
-    return (int64_t)R * c->max_BT * (c->K < J ? c->K : J);
-}
-
-static RouteShape shape_of(const MoeConfig *c, int R, int N) {
-    return (RouteShape){.R = R, .N = N, .E = c->E, .K = c->K, .S = c->S, .max_BT = c->max_BT, .dedup = c->dedup,
-                        .slicing = !(c->plan.without & PLAN_NO_SLICING)};
-}
-
-static void check(const MoeConfig *c, int R, int N) {
+static void check(const MoeConfig *c, int R) {
     CHECK_USAGE(c->E >= 1 && c->E % R == 0,
                 "%d experts on %d ranks: every rank must hold as many (hint: choose --experts a multiple of --ep, or another --ep)",
                 c->E, R);
@@ -27,10 +16,6 @@ static void check(const MoeConfig *c, int R, int N) {
     CHECK_USAGE(!(c->K == 1 && c->renorm && c->E > 1),
                 "one expert per token with renormalised weights: the weight is always 1 and the router never learns "
                 "(hint: --no-renorm, or --topk 2)");
-    CHECK_USAGE(max_rows(c, R) * (c->K + 1) < INT_MAX / 2,
-                "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)", (long long)max_rows(c, R));
-    CHECK_USAGE((int64_t)N * c->max_BT * c->K * 2 < INT_MAX, "%d nodes and %d tokens with %d experts each: more pairs that may cross "
-                "than an int counts (hint: a smaller --micro-batch)", N, c->max_BT, c->K);
 }
 
 static void *upload(Dev *d, const void *host, size_t bytes, const char *what) {
@@ -39,8 +24,7 @@ static void *upload(Dev *d, const void *host, size_t bytes, const char *what) {
     return x;
 }
 
-// Device table of the peers' windows, each `skip` bytes in, and `last` behind them.
-static void *table_of(Dev *d, void *const *peer, int R, size_t skip, void *last) {
+void *peers_table(Dev *d, void *const *peer, int R, size_t skip, void *last) {
     void **t = host_alloc(SIZE(R + 1, sizeof(void *)));
     for (int r = 0; r < R; r++) t[r] = peer[r] ? (char *)peer[r] + skip : NULL;
     t[R] = last;
@@ -67,89 +51,25 @@ static void *blocks_table(Moe *m, real *const *experts, void *const *slots) {
     return x;
 }
 
-typedef struct Windows { // host tables over ep
-    void **rows, **weights, **rows_out, **weight_out, **dy, **slots, **d_slots, **in;
-} Windows;
-
-// What crosses nodes, on its way
-static void crossing_windows(Moe *m, Windows *w) {
+// Returns the host table of the slots, NULL where there are none.
+static void **make_slots(Moe *m) {
     const MoeConfig *c = &m->c;
-    int64_t rows = (int64_t)SIZE(m->N, route_room(m->shape)), Q = route_pairs(m->shape);
-    int me = m->me;
-    m->stage = comm_window(m->ep, SIZE(rows, c->C, sizeof(real)), "rows to other nodes")[me];
-    m->relay = comm_window(m->ep, SIZE(rows, c->C, sizeof(real)), "rows from other nodes")[me];
-    m->stage_weight = comm_window(m->ep, SIZE(rows, Q, sizeof(wide)), "weights to other nodes")[me];
-    m->relay_weight = comm_window(m->ep, SIZE(rows, Q, sizeof(wide)), "weights from other nodes")[me];
-    m->meta = comm_window(m->ep, SIZE(rows, 2, Q, sizeof(int)), "meta to other nodes")[me];
-    w->in = comm_window(m->ep, SIZE(c->training ? c->layers : 1, rows, 2, Q, sizeof(int)), "meta from other nodes");
-    m->stage_at = upload(m->d, &m->stage, sizeof m->stage, "tables");
-}
-
-static Windows make_windows(Moe *m) {
-    const MoeConfig *c = &m->c;
-    int slices = c->training ? c->layers : 1;
-    Windows w = {0};
-    if (m->N > 1) crossing_windows(m, &w);
-    w.rows = comm_window(m->ep, SIZE(slices, m->M, c->C, sizeof(real)), "received rows");
-    w.weights = comm_window(m->ep, SIZE(slices, m->M, sizeof(wide)), "received weights");
-    w.rows_out = comm_window(m->ep, SIZE(m->M, c->C, sizeof(real)), "returned rows");
-    m->rows_out = w.rows_out[m->me];
-    m->rows_out_at = table_of(m->d, w.rows_out, m->R, 0, NULL);
-    if (c->S) {
-        w.slots = comm_window(m->ep, SIZE(c->S, m->unit, sizeof(real)), "copies");
-        m->slots = w.slots[m->me];
+    if (!c->S) return NULL;
+    void **slots = comm_window(m->ep, SIZE(c->S, m->unit, sizeof(real)), "copies");
+    m->slots = slots[m->me];
+    if (!c->training) return slots;
+    void **d_slots = comm_window(m->ep, SIZE(c->S, m->unit, sizeof(wide)), "gradients of copies");
+    m->d_slots = d_slots[m->me];
+    if (m->N > 1) {
+        void **d_stage = comm_window(m->ep, SIZE(m->H, m->N - 1, m->unit, sizeof(wide)), "gradients of copies on their way");
+        m->d_stage = d_stage[m->me];
+        m->d_stage_at = peers_table(m->d, d_stage, m->R, 0, NULL);
     }
-    if (!c->training) return w;
-    w.dy = comm_window(m->ep, SIZE(m->M, c->C, sizeof(real)), "received gradients");
-    w.weight_out = comm_window(m->ep, SIZE(m->M, sizeof(wide)), "returned weights");
-    m->dy_rows = w.dy[m->me];
-    m->dy_rows_at = table_of(m->d, w.dy, m->R, 0, NULL);
-    m->weight_out = w.weight_out[m->me];
-    m->weight_out_at = table_of(m->d, w.weight_out, m->R, 0, m->stage_weight);
-    if (c->S) {
-        w.d_slots = comm_window(m->ep, SIZE(c->S, m->unit, sizeof(wide)), "gradients of copies");
-        m->d_slots = w.d_slots[m->me];
-        if (m->N > 1) {
-            void **d_stage = comm_window(m->ep, SIZE(m->H, m->N - 1, m->unit, sizeof(wide)), "gradients of copies on their way");
-            m->d_stage = d_stage[m->me];
-            m->d_stage_at = table_of(m->d, d_stage, m->R, 0, NULL);
-        }
-        m->d_slots_at = table_of(m->d, w.d_slots, m->R, 0, m->d_stage);
-    }
-    return w;
+    m->d_slots_at = peers_table(m->d, d_slots, m->R, 0, m->d_stage);
+    return slots;
 }
 
-size_t moe_window_bytes(MoeConfig c, int R, int N) {
-    size_t rows = max_rows(&c, R), slices = c.training ? c.layers + 2 : 2, unit = EXPERT_SIZE(c.F, c.C), bytes;
-    bytes = rows * (slices * c.C * sizeof(real) + slices * sizeof(wide)) + c.S * unit * (sizeof(real) + (c.training ? sizeof(wide) : 0));
-    if (N == 1) return bytes;
-    RouteShape s = shape_of(&c, R, N);
-    size_t crossings = SIZE(N, route_room(s)), Q = (size_t)route_pairs(s);
-    if (c.S && c.training) bytes += SIZE(c.E / R, N - 1) * unit * sizeof(wide);
-    size_t metas = c.training ? c.layers + 1 : 2; // what came is kept for the backward; what goes out is not
-    return bytes + crossings * (2 * c.C * sizeof(real) + 2 * Q * sizeof(wide) + metas * 2 * Q * sizeof(int));
-}
-
-// A row of the receive buffers: in windows, and in all of the rank's memory
-static double row_bytes(const MoeConfig *c, int all) {
-    double slices = c->training ? c->layers : 1, passes = c->training ? 2 : 1;
-    double windows = (slices + passes) * c->C * sizeof(real) + (slices + passes - 1) * sizeof(wide);
-    return windows + all * (2 * slices + passes) * c->F * sizeof(real); // gate and up, h, dh
-}
-
-double moe_idle_bytes(const Moe *m) {
-    double rows = m->M - (double)m->c.max_BT * m->c.K;
-    return rows > 0 ? rows * row_bytes(&m->c, 1) : 0;
-}
-
-double moe_peer_bytes(const Moe *m) {
-    const MoeConfig *c = &m->c;
-    double peers = (double)m->R / m->N - 1, rows = peers / m->R * c->max_BT * c->K * row_bytes(c, 0);
-    double copies = (double)m->unit * ((double)m->H * c->layers * sizeof(real) + (double)c->S * sizeof(wide)); // homes', slots'
-    return rows + (c->S && c->plan.policy != POLICY_NONE ? peers * copies : 0);
-}
-
-static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, const Layer *first) {
+static void layer_init(Moe *m, int i, const MoeParams *p, void *const *slots, const Layer *first) {
     const MoeConfig *c = &m->c;
     Dev *d = m->d;
     Layer *l = &m->layer[i];
@@ -161,7 +81,7 @@ static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, cons
     l->bad = m->bad_dev + i;
     l->gate_up = group_table(m, p->experts[m->me], m->slots, 0, sizeof(real));
     l->down = group_table(m, p->experts[m->me], m->slots, SIZE(2, c->F, c->C), sizeof(real));
-    l->blocks_at = blocks_table(m, p->experts, w->slots);
+    l->blocks_at = blocks_table(m, p->experts, slots);
     if (c->training) {
         l->d_gate_up = group_table(m, p->d_experts, m->d_slots, 0, sizeof(wide));
         l->d_down = group_table(m, p->d_experts, m->d_slots, SIZE(2, c->F, c->C), sizeof(wide));
@@ -176,28 +96,20 @@ static void layer_init(Moe *m, int i, const MoeParams *p, const Windows *w, cons
     l->f = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
     l->plan.quota = dev_alloc(d, SIZE(E, m->R, sizeof(int)), "plans");
     l->plan.slot = dev_alloc(d, SIZE(m->R, c->S + 1, sizeof(int)), "plans");
-    l->plan.history = dev_alloc(d, SIZE(E, sizeof(int64_t)), "plans");
-    dev_zero(d, l->plan.history, SIZE(E, sizeof(int64_t)));
+    l->plan.history = m->history + (size_t)i * E;
     l->route = route_alloc(d, m->shape);
-    l->route.meta = m->meta;
-    if (w->in) l->route.in = (int *)w->in[m->me] + SIZE(i, m->N, route_room(m->shape), 2, route_pairs(m->shape));
-    size_t rows_skip = SIZE(i, m->M, c->C, sizeof(real)), weight_skip = SIZE(i, m->M, sizeof(wide));
-    l->rows = (real *)((char *)w->rows[m->me] + rows_skip);
-    l->row_weight = (wide *)((char *)w->weights[m->me] + weight_skip);
-    l->rows_at = table_of(d, w->rows, m->R, rows_skip, NULL);
-    l->weight_at = table_of(d, w->weights, m->R, weight_skip, m->stage_weight);
-    l->gu = dev_alloc(d, SIZE(m->M, 2, c->F, sizeof(real)), "experts' activations");
+    l->route.need = m->need;
     if (c->shared) l->shared_gu = dev_alloc(d, SIZE(BT, 2, c->shared, sizeof(real)), "shared expert's activations");
 }
 
 Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *params) {
     const CommInfo *info = comm_info(ep);
-    check(&c, info->size, info->N);
+    check(&c, info->size);
     cost_check(&c.cost, info->N, info->G, c.E);
     Moe *m = host_alloc(sizeof *m);
     *m = (Moe){.d = d, .ep = ep, .world = world, .c = c, .R = info->size, .N = info->N, .me = info->rank};
-    m->H = c.E / m->R, m->J = m->H + c.S, m->M = (int)max_rows(&c, m->R), m->unit = EXPERT_SIZE(c.F, c.C);
-    m->shape = shape_of(&c, m->R, m->N);
+    m->H = c.E / m->R, m->J = m->H + c.S, m->unit = EXPERT_SIZE(c.F, c.C);
+    m->shape = room_shape(&c, m->R, m->N);
     route_slice(&m->part_at, &m->part, m->unit, m->me, m->shape);
     if (m->N > 1 && m->c.S) comm_blocks_room(ep, m->c.S * comm_info(ep)->G, m->part * sizeof(wide)); // a node has so many slots
     int BT = c.max_BT, E = c.E, slots = c.micros + 1;
@@ -209,28 +121,30 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
     m->seen_dev = dev_alloc(d, SIZE(c.layers, E, sizeof(int64_t)), "router");
     m->seen_sum = dev_alloc(d, SIZE(c.layers, E, sizeof(int64_t)), "router");
     m->losses_dev = dev_alloc(d, SIZE(c.layers, 2, sizeof(double)), "router");
-    m->bad_dev = dev_alloc(d, SIZE(c.layers, sizeof(int)), "router");
-    dev_zero(d, m->seen_dev, SIZE(c.layers, E, sizeof(int64_t)));
-    dev_zero(d, m->losses_dev, SIZE(c.layers, 2, sizeof(double)));
-    dev_zero(d, m->bad_dev, SIZE(c.layers, sizeof(int)));
+    m->bad_dev = dev_alloc(d, SIZE(c.layers + 3, sizeof(int)), "router");
+    m->need = m->bad_dev + c.layers;
     m->demand = dev_alloc(d, SIZE(slots, c.layers, m->R, E, sizeof(int)), "plans");
     m->info = dev_alloc(d, SIZE(slots, c.layers, sizeof(PlanInfo)), "plans");
-    dev_zero(d, m->info, SIZE(slots, c.layers, sizeof(PlanInfo)));
+    m->history = dev_alloc(d, SIZE(c.layers, E, sizeof(int64_t)), "plans");
+    m->history_kept = dev_alloc(d, SIZE(c.layers, E, sizeof(int64_t)), "plans");
+    dev_zero(d, m->history_kept, SIZE(c.layers, E, sizeof(int64_t)));
     m->plan_work = dev_alloc(d, plan_work_bytes(m->R, E, m->N, c.S), "plans");
     m->traffic = dev_alloc(d, SIZE(slots, c.layers, 2, sizeof(int64_t)), "plans");
     dev_zero(d, m->traffic, SIZE(slots, c.layers, 2, sizeof(int64_t)));
     m->route_work = dev_alloc(d, route_work_bytes(m->shape), "plans");
-    m->h = dev_alloc(d, SIZE(m->M, c.F, sizeof(real)), "experts' activations");
     if (c.shared) m->shared_h = dev_alloc(d, SIZE(BT, c.shared, sizeof(real)), "shared expert's activations");
     if (c.training) {
-        m->dh = dev_alloc(d, SIZE(m->M, c.F, sizeof(real)), "experts' activations");
         m->dweight = dev_alloc(d, SIZE(BT, c.K, sizeof(wide)), "router");
         m->dlogits = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
         if (c.shared) m->shared_dh = dev_alloc(d, SIZE(BT, c.shared, sizeof(real)), "shared expert's activations");
     }
-    Windows w = make_windows(m);
+    step_forget(m);
+    void **slots_at = make_slots(m);
     m->layer = host_alloc(SIZE(c.layers, sizeof(Layer)));
-    for (int i = 0; i < c.layers; i++) layer_init(m, i, &params[i], &w, m->layer);
+    for (int i = 0; i < c.layers; i++) layer_init(m, i, &params[i], slots_at, m->layer);
+    m->max_held = ROOM_HELD(c.layers);
+    m->held = host_alloc(SIZE(m->max_held, sizeof *m->held));
+    room_make(m);
     m->info_host = host_alloc(SIZE(c.micros, c.layers, sizeof(PlanInfo)));
     m->traffic_host = host_alloc(SIZE(c.micros, c.layers, 2, sizeof(int64_t)));
     m->seen_host = host_alloc(SIZE(c.layers, E, sizeof(int64_t)));
@@ -239,6 +153,7 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
 
 void moe_free(Moe *m) { // device memory goes with the device, windows with the group
     free(m->layer);
+    free(m->held);
     free(m->info_host);
     free(m->traffic_host);
     free(m->seen_host);
@@ -246,6 +161,15 @@ void moe_free(Moe *m) { // device memory goes with the device, windows with the 
 }
 
 // ---- after a step ------------------------------------------------------------------------------------------------------
+
+void step_forget(Moe *m) {
+    const MoeConfig *c = &m->c;
+    dev_zero(m->d, m->seen_dev, SIZE(c->layers, c->E, sizeof(int64_t)));
+    dev_zero(m->d, m->losses_dev, SIZE(c->layers, 2, sizeof(double)));
+    dev_zero(m->d, m->bad_dev, SIZE(c->layers + 3, sizeof(int)));
+    dev_zero(m->d, m->info, SIZE(c->micros + 1, c->layers, sizeof(PlanInfo)));
+    dev_copy(m->d, m->history, m->history_kept, SIZE(c->layers, c->E, sizeof(int64_t)));
+}
 
 static void stop_on_nan(Moe *m) {
     int layers = m->c.layers, *bad = host_alloc(SIZE(layers, sizeof(int)));
@@ -316,9 +240,8 @@ void moe_stats(Moe *m, MoeStats *s) {
         s->aux += losses[2 * i] / tokens / layers, s->z += losses[2 * i + 1] / tokens / layers;
     }
     free(losses);
-    dev_zero(m->d, m->seen_dev, SIZE(layers, E, sizeof(int64_t)));
-    dev_zero(m->d, m->losses_dev, SIZE(layers, 2, sizeof(double)));
-    dev_zero(m->d, m->info, SIZE(c->micros, layers, sizeof(PlanInfo)));
+    dev_copy(m->d, m->history_kept, m->history, SIZE(layers, E, sizeof(int64_t)));
+    step_forget(m);
 }
 
 void moe_update_bias(Moe *m, double rate, const wide *factor) {
@@ -330,7 +253,7 @@ void moe_update_bias(Moe *m, double rate, const wide *factor) {
 }
 
 const int *moe_faults(const Moe *m, int *n) {
-    *n = m->c.layers;
+    *n = m->c.layers + 1;
     return m->bad_dev;
 }
 
@@ -344,13 +267,12 @@ void moe_demand(Moe *m, int micro, int layer, int *D, PlanInfo *info, int64_t tr
 }
 
 void moe_history_get(const Moe *m, int64_t *history) {
-    for (int i = 0; i < m->c.layers; i++)
-        dev_download(m->d, history + SIZE(i, m->c.E), m->layer[i].plan.history, SIZE(m->c.E, sizeof *history));
+    dev_download(m->d, history, m->history_kept, SIZE(m->c.layers, m->c.E, sizeof *history));
 }
 
 void moe_history_set(Moe *m, const int64_t *history) {
-    for (int i = 0; i < m->c.layers; i++)
-        dev_upload(m->d, m->layer[i].plan.history, history + SIZE(i, m->c.E), SIZE(m->c.E, sizeof *history));
+    dev_upload(m->d, m->history, history, SIZE(m->c.layers, m->c.E, sizeof *history));
+    dev_copy(m->d, m->history_kept, m->history, SIZE(m->c.layers, m->c.E, sizeof *history));
 }
 
 void moe_check_hashes(Moe *m) {

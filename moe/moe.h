@@ -31,6 +31,7 @@ typedef struct MoeConfig {
     int training;            // 0: no backward, no buffers for it
     AuxScope scope;
     int S;                   // slots per rank
+    double recv_room;        // rows that may arrive at a rank, and cross to a node, over their mean; 0 = room for the worst case
     int dedup;               // a token crosses to a node once, not once per pair
     int even;                // an even choice of experts replaces the router's: no training method, the ceiling of speed
     Cost cost;
@@ -51,8 +52,8 @@ typedef struct Moe Moe;
 // Refuses (STATUS_USAGE): E not divisible by R; K > E; K = 1 with renorm when E > 1; sizes past int rows.
 Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *params);
 size_t moe_window_bytes(MoeConfig c, int R, int N); // what moe_init will ask for in windows, besides dev_alloc
-// Of the memory asked for: what stays untouched while each rank gets its even share of the pairs, as buffers have room for the
-// worst case. Of the windows of the node's other ranks: what this rank writes or reads, so that its pages count here as well.
+// Of the memory asked for: what stays untouched while each rank gets its even share of the pairs, as buffers have room for more.
+// Of the windows of the node's other ranks: what this rank writes or reads, so that its pages count here as well.
 double moe_idle_bytes(const Moe *m);
 double moe_peer_bytes(const Moe *m);
 void moe_free(Moe *m);
@@ -83,11 +84,22 @@ typedef struct MoeStats {
     int64_t weight_bytes;                   // copies out and gradients back
     int64_t copies, plans_with_copies, plans, dropped;
 } MoeStats;
+// Collective over the world. 1: since moe_stats (or moe_grow) a pass had not enough room for the rows that came to a rank, or crossed,
+// somewhere in the world, and what was computed is void. Then there is more room now, the step's statistics have been reset, and
+// eplb's past is what it was: the same passes are to be run again, until there is room. Recorded ops are void as well.
+int moe_grow(Moe *m);
+typedef struct MoeRoom {
+    int rows, crossings;               // of a receive buffer; to one node (0: there is one)
+    int needed_rows, needed_crossings; // as the last moe_grow that returned 1 found
+    int grown;                         // how often
+    double bytes;                      // of this rank, in buffers that have this room
+} MoeRoom;
+MoeRoom moe_room(const Moe *m);
 // Collective over the world. Reads and resets the step's statistics; stops (STATUS_NUMERIC) naming layer and token if the
 // router met a NaN. s->seen is the Moe's own memory, valid until the next call.
 void moe_stats(Moe *m, MoeStats *s);
 // Ops, before moe_stats. Loss-free balancing from the step's counts, nothing where *factor (device) is no number. And where a router
-// notes that it met a NaN: (n) on the device, 0 = none.
+// notes that it met a NaN, and a route that rows had no room: (n) on the device, 0 = none.
 void moe_update_bias(Moe *m, double rate, const wide *factor);
 const int *moe_faults(const Moe *m, int *n);
 // Demand matrix (R,E) and plan of (micro, layer) of the step that moe_stats last read, for traces and checks; and this rank's traffic:

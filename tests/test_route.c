@@ -81,7 +81,26 @@ static Route fetch_route(Dev *d, const Route *t, int BT, RouteShape s) {
         .n_pull = fetch(d, t->n_pull, I, 1), .node_add = fetch(d, t->node_add, sizeof(BlockCopy), s.S * G),
         .n_node_add = fetch(d, t->n_node_add, I, 1), .g_recv = fetch(d, t->g_recv, sizeof(BlockSeg), far),
         .home_add = fetch(d, t->home_add, sizeof(BlockCopy), H * s.R), .n_home_add = fetch(d, t->n_home_add, I, 1),
+        .need = fetch(d, t->need, I, 3),
     };
+}
+
+static void make_routes(Dev *d, Case *c) {
+    int R = c->R, E = c->E, K = c->K, max_BT = c->shape.max_BT;
+    void *work = dev_alloc(d, route_work_bytes(c->shape), "work"), *D = give(d, c->D, sizeof(int), R * E);
+    Plan plan = {.quota = give(d, c->plan.quota, sizeof(int), E * R), .slot = give(d, c->plan.slot, sizeof(int), R * c->S)};
+    Route t = route_alloc(d, c->shape);
+    t.meta = dev_alloc(d, SIZE(c->N, route_room(c->shape), 2, route_pairs(c->shape), sizeof(int)), "meta");
+    t.traffic = dev_alloc(d, 2 * sizeof(int64_t), "traffic");
+    t.need = dev_alloc(d, 3 * sizeof(int), "need");
+    int *idx = dev_alloc(d, SIZE(max_BT, K, sizeof(int)), "pairs"), *ord = dev_alloc(d, SIZE(max_BT, K, sizeof(int)), "pairs");
+    for (int r = 0; r < R; r++) {
+        dev_upload(d, idx, c->idx[r], SIZE(c->BT[r], K, sizeof(int)));
+        dev_upload(d, ord, c->ord[r], SIZE(c->BT[r], K, sizeof(int)));
+        dev_zero(d, t.need, 3 * sizeof(int));
+        route_make(d, &t, &plan, D, idx, ord, r, c->BT[r], c->shape, work);
+        c->route[r] = fetch_route(d, &t, c->BT[r], c->shape);
+    }
 }
 
 static Case *make_case(Dev *d, const int *dim, int max_BT, int drop, int dedup, int slicing) {
@@ -89,23 +108,11 @@ static Case *make_case(Dev *d, const int *dim, int max_BT, int drop, int dedup, 
     Case *c = host_alloc(sizeof *c);
     *c = (Case){.R = R, .E = E, .N = N, .S = S, .K = K};
     c->shape = (RouteShape){.R = R, .N = N, .E = E, .K = K, .S = S, .max_BT = max_BT, .dedup = dedup, .slicing = slicing};
-    size_t meta = SIZE(N, route_room(c->shape), 2, route_pairs(c->shape), sizeof(int));
     c->D = host_alloc(SIZE(R, E, sizeof(int)));
     c->plan = (Plan){.quota = host_alloc(SIZE(E, R, sizeof(int))), .slot = host_alloc(SIZE(R, S + 1, sizeof(int)))};
     for (int r = 0; r < R; r++) c->BT[r] = draw(4) ? draw(max_BT + 1) : 0, make_pairs(c, r, drop);
     make_plan(c);
-    void *work = dev_alloc(d, route_work_bytes(c->shape), "work"), *D = give(d, c->D, sizeof(int), R * E);
-    Plan plan = {.quota = give(d, c->plan.quota, sizeof(int), E * R), .slot = give(d, c->plan.slot, sizeof(int), R * S)};
-    Route t = route_alloc(d, c->shape);
-    t.meta = dev_alloc(d, meta, "meta");
-    t.traffic = dev_alloc(d, 2 * sizeof(int64_t), "traffic");
-    int *idx = dev_alloc(d, SIZE(max_BT, K, sizeof(int)), "pairs"), *ord = dev_alloc(d, SIZE(max_BT, K, sizeof(int)), "pairs");
-    for (int r = 0; r < R; r++) {
-        dev_upload(d, idx, c->idx[r], SIZE(c->BT[r], K, sizeof(int)));
-        dev_upload(d, ord, c->ord[r], SIZE(c->BT[r], K, sizeof(int)));
-        route_make(d, &t, &plan, D, idx, ord, r, c->BT[r], c->shape, work);
-        c->route[r] = fetch_route(d, &t, c->BT[r], c->shape);
-    }
+    make_routes(d, c);
     return c;
 }
 
@@ -275,14 +282,86 @@ static int check_copies(const Case *c) {
     return faults;
 }
 
-static void free_case(Case *c) {
+static void free_routes(Case *c) {
     for (int r = 0; r < c->R; r++) {
         void *fetched[sizeof(Route) / sizeof(void *)];
         memcpy(fetched, &c->route[r], sizeof fetched); // a Route is nothing but pointers
         for (size_t i = 0; i < sizeof fetched / sizeof *fetched; i++) free(fetched[i]);
-        free(c->idx[r]), free(c->ord[r]);
     }
+}
+
+static void free_case(Case *c) {
+    free_routes(c);
+    for (int r = 0; r < c->R; r++) free(c->idx[r]), free(c->ord[r]);
     free(c->D), free(c->plan.quota), free(c->plan.slot), free(c);
+}
+
+// ---- room ------------------------------------------------------------------------------------------------------------
+static int least(int a, int b) { return a < b ? a : b; }
+
+// Where crossing i of a node lies with less room; -1 = nowhere
+static int moved(int crossing, RouteShape full, RouteShape s) {
+    int i = crossing % route_room(full);
+    return crossing >= 0 && i < route_room(s) ? crossing / route_room(full) * route_room(s) + i : -1;
+}
+
+static int check_far(const Route *t, const Route *f, int p, RouteShape s, RouteShape full) {
+    int Q = route_pairs(s), from = f->wrow[p] / Q, q = f->wrow[p] % Q, to = moved(from, full, s);
+    if (to < 0) return t->wrow[p] >= 0;
+    int row = f->meta[from * 2 * Q + Q + q], got = t->meta[to * 2 * Q + Q + q];
+    return (t->wrow[p] != to * Q + q) + (t->meta[to * 2 * Q + q] != f->meta[from * 2 * Q + q]) + (got != (row < s.rows ? row : -1));
+}
+
+// Rank r's route c, with less room, against the full one: what has room lies where it did, or where its block now is; the rest nowhere,
+// so that nothing past a buffer's end is ever named.
+static int check_room(const Case *c, const Case *full, int r) {
+    const Route *t = &c->route[r], *f = &full->route[r];
+    RouteShape s = c->shape;
+    int faults = 0, J = c->E / c->R + c->S, load = 0, crossings = 0, over;
+    for (int j = 0; j <= J; j++) faults += t->off[j] != least(f->off[j], s.rows);
+    for (int p = 0; p < c->BT[r] * c->K; p++) {
+        int here = f->row[p] >= 0, far = f->wrow[p] >= 0 && !here;
+        faults += t->peer[p] != f->peer[p] || t->row[p] != (here && f->row[p] < s.rows ? f->row[p] : -1);
+        faults += far ? check_far(t, f, p, s, full->shape) : t->wrow[p] != t->row[p];
+    }
+    for (int i = 0; i < c->BT[r] * route_crossings(s); i++) {
+        int to = moved(f->cross[i], full->shape, s);
+        faults += to < 0 ? t->cross[i] >= 0 : t->cross[i] != to;
+    }
+    for (int i = 0; i < c->R; i++) load = load > full->route[i].off[J] ? load : full->route[i].off[J];
+    for (int n = 0; n < c->N; n++) {
+        faults += t->n_out[n] != least(f->n_out[n], route_room(s));
+        crossings = crossings > f->n_out[n] ? crossings : f->n_out[n];
+    }
+    over = load > s.rows || crossings > route_room(s);
+    return faults + (t->need[0] != over) + (t->need[1] != load) + (t->need[2] != crossings) + (f->need[0] != 0) + (f->need[1] != load) +
+           (f->need[2] != crossings);
+}
+
+static void test_room(void **state) {
+    (void)state;
+    static const int shapes[][5] = {{1, 4, 1, 2, 2}, {2, 4, 2, 2, 2}, {4, 16, 1, 3, 4}, {4, 16, 4, 2, 4}, {8, 16, 4, 2, 8}, {8, 8, 2, 3, 2}};
+    int over = 0, fits = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int round = 0; round < 24; round++) {
+            Dev *d = dev_init((DevOptions){.threads = 1});
+            Case *full = make_case(d, shapes[i], 37, round % 3 ? 0 : 5, round & 1, round >> 1 & 1), c = *full;
+            int load = full->route[0].need[1];
+            c.shape.rows = round % 4 ? 1 + draw(load + 1) : load + 1, c.shape.crossings = 1 + draw(route_most(c.shape));
+            make_routes(d, &c);
+            for (int r = 0; r < c.R; r++) {
+                assert_int_equal(check_room(&c, full, r), 0);
+                over += c.route[r].need[0], fits += !c.route[r].need[0];
+            }
+            if (round == 1 && c.route[0].off[1]) { // the check sees an end past the room
+                c.route[0].off[1]++;
+                assert_int_not_equal(check_room(&c, full, 0), 0);
+            }
+            free_routes(&c);
+            free_case(full);
+            dev_free(d);
+        }
+    assert_true(over > 100 && fits > 20);
 }
 
 static void test_routes(void **state) {
@@ -309,7 +388,8 @@ static void test_checks_can_fail(void **state) {
     Dev *d = dev_init((DevOptions){.threads = 1});
     Case *c;
     do c = make_case(d, dim, 37, 0, 1, 1);
-    while (c->route[0].n_out[1] == 0 || *c->route[0].n_home_add == 0 || *c->route[0].n_w_send == 0 || c->BT[1] == 0);
+    while (c->route[0].n_out[1] == 0 || *c->route[0].n_home_add == 0 || *c->route[0].n_w_send == 0 || c->BT[1] == 0 ||
+          c->route[1].row[0] < 0);
     Route *t = &c->route[0];
     assert_int_equal(check_case(c) + check_copies(c), 0);
     c->route[1].row[0]++;
@@ -332,6 +412,6 @@ static void test_checks_can_fail(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_routes), cmocka_unit_test(test_checks_can_fail)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_routes), cmocka_unit_test(test_room), cmocka_unit_test(test_checks_can_fail)};
     return cmocka_run_group_tests_name("routes", tests, NULL, NULL);
 }

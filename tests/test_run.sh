@@ -52,6 +52,16 @@ ok "one rank" train one --steps 12 $quiet --save-every 12 --threads 1
 ok "four processes" mtrain 4 four --steps 12 $quiet --nodes 2 --save-every 12
 ok "four virtual ranks" train virtual --steps 12 $quiet --virtual-ranks 4 --nodes 2 --save-every 12
 same "processes and threads" "$(last four)" "$(last virtual)"
+again() { # again OUT: the log of a run that had too little room tells of steps run again
+    grep -q '"reruns":[1-9]' "$tmp/$1/log.jsonl"
+}
+ok "little room for rows" train room --steps 12 $quiet --virtual-ranks 4 --nodes 2 --save-every 12 --recv-room 0.6
+ok "steps were run again" again room
+ok "none without" eval '! again virtual'
+same "little room" "$(last room)" "$(last virtual)"
+ok "little room, processes" mtrain 4 proom --steps 12 $quiet --nodes 2 --save-every 12 --recv-room 0.6
+ok "steps were run again" again proom
+same "little room, processes" "$(last proom)" "$(last virtual)"
 for n in 2 3; do
     ok "$n threads" train threads$n --steps 12 $quiet --save-every 12 --threads $n
     same "1 and $n threads" "$(last one)" "$(last threads$n)"

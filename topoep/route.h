@@ -11,6 +11,10 @@
 // and rows of its pairs ("meta") and their routing weights; the backward uses the same meta again.
 // How many tokens cross does not follow from D (it depends on which experts share tokens), so counts travel with the rows, each
 // to the one rank that needs it: no all-gather, and a GPU finds them in its own memory.
+//
+// Room. Receive buffers and blocks of crossings may have less room than can come. A row or crossing past it has no place: its
+// pairs' row is -1, so that it is neither written nor read back, by its own rank or a relay, and off ends at the room. The route is
+// then good for nothing but going on, with every collective issued; `need` says so, and how much room it would have taken.
 #ifndef MOE_ROUTE_H
 #define MOE_ROUTE_H
 #include "kernels/blocks.h"
@@ -21,10 +25,13 @@ typedef struct RouteShape {
     int max_BT;        // tokens of the largest microbatch
     int dedup;         // a token crosses once per node
     int slicing;       // copies that cross are cut over the ports of a node (route_slice)
+    int rows;          // room of each rank's receive buffer; 0 = for all that can come
+    int crossings;     // room for crossings to one node; 0 = for all that there can be
 } RouteShape;
 static inline int route_crossings(RouteShape s) { return s.dedup ? s.N : s.K; }                 // X, per token
 static inline int route_pairs(RouteShape s) { return s.dedup ? s.K : 1; }                       // Q, per crossing
-static inline int route_room(RouteShape s) { return s.dedup ? s.max_BT : s.max_BT * s.K; }      // crossings to one node at most
+static inline int route_most(RouteShape s) { return s.dedup ? s.max_BT : s.max_BT * s.K; }      // crossings to one node at most
+static inline int route_room(RouteShape s) { return s.crossings ? s.crossings : route_most(s); } // of them there is room for
 
 // In device memory. Lists hold a count and at most the stated number of entries.
 typedef struct Route {
@@ -32,11 +39,13 @@ typedef struct Route {
     // Own pairs. On this node: row `row` of rank peer. On another one: row -1, peer R. Dropped: row -1, peer 0.
     int *peer, *row;        // (BT,K)
     int *wrow;              // (BT,K) row of the pair's weight: the same; with peer R, crossing*Q + q of the weights that cross; -1 dropped
-    int *cross;             // (BT,X) crossing of the token (dedup: to node x): row node*room + i of the staging buffers; -1 none
+    int *cross;             // (BT,X) crossing of the token (dedup: to node x): row node*room + i of the staging buffers; negative: none
     int *meta;              // (N*room, 2Q) window, the caller's: of each crossing its pairs' ranks, then their rows (-1: no pair)
     int *n_out;             // (N) crossings to each node; tokens ascending
     int *in, *n_in;         // (N*room, 2Q) window, the caller's, (N): the meta that came, and how many; comm_rows fills them
     int64_t *traffic;       // (2) the caller's: crossings sent; of their pairs, those that are passed on to another rank
+    int *need;              // (3) the caller's, raised where it is below: 1 where something had no room; rows of the fullest
+                            // rank (all ranks know it); this rank's crossings to one node
     // Copies. Weights go from home to the entry rank (lowest holder) of every other node, then inside the nodes. Any rank may
     // carry: it reads and writes the windows of its node.
     BlockSeg *w_send, *w_recv; // home experts of this node's ranks to send (H*G*(N-1)); slots of this node's ranks to fill (S*G)

@@ -96,6 +96,8 @@ static json_t *field_meanings(void) {
         {"bytes_inter", "the same between nodes, with the destinations of what crosses"}, {"weight_bytes", "experts' weights copied out (twice) and gradients back"},
         {"copies", "temporary copies of experts, all plans of the step"}, {"plans", "made in the step"},
         {"plans_with_copies", "plans of the step that have copies"}, {"dropped", "pairs dropped by --capacity"},
+        {"recv_rows", "rows that may come to a rank before its buffers must grow (--recv-room)"},
+        {"reruns", "times the step was run again with larger buffers"},
         {"crossings", "rows that went to another node: tokens or, without dedup, pairs"},
         {"plan_us", "of one MoE layer and microbatch: making the plan and its routes, microseconds, mean over ranks"},
         {"counts_us", "likewise: the exchange of counts before it, of the rank that came last (the others' waiting is in wait_ms)"},
@@ -259,7 +261,7 @@ static json_t *no_moe_json(json_t *j) {
     return j;
 }
 
-static void step_line(Log *l, const StepStats *s, const EvalStats *val) {
+static void step_line(Log *l, const Trainer *t, const StepStats *s, const EvalStats *val) {
     json_t *j = json_object(), *stages = json_object();
     put_int(j, "step", s->step);
     put_int(j, "tokens", s->tokens);
@@ -274,6 +276,8 @@ static void step_line(Log *l, const StepStats *s, const EvalStats *val) {
     put(j, "wait_ms", s->wait_ms);
     put(j, "wait_max_ms", s->wait_max_ms);
     j = s->has_moe ? moe_json(j, &s->moe) : no_moe_json(j);
+    json_object_set_new(j, "recv_rows", t->moe ? json_integer(moe_room(t->moe).rows) : json_null());
+    put_int(j, "reruns", s->reruns);
     put(j, "plan_us", s->has_moe ? s->plan_us : NAN);
     put(j, "counts_us", s->has_moe ? s->counts_us : NAN);
     put(j, "moe_us", s->has_moe ? s->moe_us : NAN);
@@ -323,7 +327,7 @@ static void print_bars(const Log *l, const Trainer *t, const StepStats *s) {
 
 void log_step(Log *l, const Trainer *t, const StepStats *s, const EvalStats *val) {
     add_totals(&l->total, s, t->o.batch * t->c.T);
-    step_line(l, s, val);
+    step_line(l, t, s, val);
     if (val || s->step % t->o.log_every == 0 || l->total.steps == 1) print_step(l, t, s);
     if (val) {
         l->last_val = val->loss;
@@ -350,6 +354,17 @@ void log_sample(const char *text, size_t n, int64_t step) {
         putchar('\n');
         begin = i + 1;
     }
+    fflush(stdout);
+}
+
+void log_room(MoeRoom now, const char *what) {
+    char crossed[64] = "", fit[32] = "";
+    if (now.crossings) { // there is more than one node
+        snprintf(crossed, sizeof crossed, ", %d crossed from one to a node", now.needed_crossings);
+        snprintf(fit, sizeof fit, " and %d", now.crossings);
+    }
+    printf("  room | %d rows came to one rank%s: now there is room for %d%s, %.1f MB per rank; the %s is run again\n", now.needed_rows, crossed,
+           now.rows, fit, now.bytes * 1e-6, what);
     fflush(stdout);
 }
 

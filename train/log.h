@@ -17,6 +17,7 @@ void log_resume(Log *l, const Trainer *t);
 // val NULL: no evaluation after this step. Prints the step's line; with val also its line and the load bars.
 void log_step(Log *l, const Trainer *t, const StepStats *s, const EvalStats *val);
 void log_sample(const char *text, size_t n, int64_t step);
+void log_room(MoeRoom now, const char *what); // receive buffers have grown, and what is run again
 void log_checkpoint(const char *dir, double ms);
 // peak_bytes: largest resident set of the ranks; checkpoint NULL: none was written
 void log_summary(Log *l, const Trainer *t, const char *checkpoint, const char *why, double peak_bytes);

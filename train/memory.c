@@ -39,7 +39,7 @@ void memory_first(Trainer *t) {
 void memory_all(Trainer *t) {
     MemoryUse *u = &t->memory;
     double asked = (double)dev_allocated(t->d) + (double)t->window_bytes - u->parameters - u->gradients;
-    u->idle = t->moe ? moe_idle_bytes(t->moe) : 0;
+    u->idle = t->moe && dev_lazy(t->d) ? moe_idle_bytes(t->moe) : 0;
     u->buffers = asked - u->idle;
     u->peers = t->moe && !t->o.virtual_ranks ? moe_peer_bytes(t->moe) : 0;
     // a training sample is read through a mapping, which brings 64 KB of the file at a time

@@ -108,6 +108,8 @@ static void table_running(Table *t) {
     whole(t, "slots", &o->slots, -1, PLAN_MAX_S, "copies of experts a rank may hold; -1 = as --cluster says, or 2");
     text(t, "cluster", &o->cluster, "file of the cluster's rates or costs; none = this machine's");
     yes(t, "dedup", &o->dedup, "a token that goes to several ranks of another node crosses once");
+    number(t, "recv-room", &o->recv_room, -1, 1e6, "rows that may come to a rank, over their mean, before buffers grow and the step runs again; 0 = "
+           "room for the worst case; -1 = that on a CPU, 2 on a GPU");
     Flag plan[] = {PLAN_FLAGS(o->how)};
     for (size_t i = 0; i < sizeof plan / sizeof *plan; i++) add(t, plan[i]);
     yes(t, "cuda-graph", &o->cuda_graph, "on a GPU, record the step once and replay it");
@@ -233,7 +235,7 @@ void options_init(Options *o) {
     *o = (Options){.data = "data/austen", .steps = 1000, .batch = 16, .lr = 3e-3, .min_lr = -1, .warmup = -1, .decay_steps = -1,
                    .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1, .seed = 1, .slots = -1,
                    .aux_loss = 0.01, .z_loss = 0.001, .bias_rate = 0.001, .log_every = 1, .eval_every = 100,
-                   .eval_windows = 256, .sample_tokens = 128, .dedup = 1, .cuda_graph = 1, .how = plan_flags_default};
+                   .eval_windows = 256, .sample_tokens = 128, .dedup = 1, .recv_room = -1, .cuda_graph = 1, .how = plan_flags_default};
     int at = 0;
     for (o->balance = 0; o->balance <= BALANCE_UNIFORM; o->balance++)
         at += snprintf(o->balance_choices + at, sizeof o->balance_choices - (size_t)at, "%s%s", at ? "|" : "", options_balance(o));
@@ -255,6 +257,10 @@ static void check_combinations(const Options *o, const char *where) {
     int stored = where && given(o, "min-lr") != 1;
     CHECK_AS(status_of(stored ? where : NULL), o->min_lr >= 0 || o->min_lr == -1,
              "%s%s--min-lr is %g, expected -1 (a tenth of --lr) or a rate >= 0", stored ? where : "", stored ? ": " : "", o->min_lr);
+    stored = where && given(o, "recv-room") != 1;
+    CHECK_AS(status_of(stored ? where : NULL), o->recv_room >= 0 || o->recv_room == -1,
+             "%s%s--recv-room is %g, expected -1 (as the device suggests), 0 (the worst case) or a factor above", stored ? where : "",
+             stored ? ": " : "", o->recv_room);
 }
 
 void options_parse(Options *o, int argc, char **argv) {

@@ -26,6 +26,7 @@ typedef struct Options {
     int cuda_graph;
     int balance, check_plans;       // balance: a Policy, or BALANCE_UNIFORM
     int dedup;
+    double recv_room;               // -1 = chosen by the device
     PlanFlags how;                  // of topoep
     const char *cluster;
     double aux_loss, z_loss, bias_rate, capacity;

@@ -64,6 +64,7 @@ static void sample(Trainer *t) {
     Sampler s = {.temperature = 0.8, .top_p = 1, .seed = (uint64_t)t->o.seed + (uint64_t)t->at.step};
     int tokens = (int)(t->o.sample_tokens < t->c.T ? t->o.sample_tokens : t->c.T);
     if (t->c.T > 1) sample_run(t->m, t->world, t->c.T, &s, tok, used, tokens, text_add, &text);
+    trainer_grow(t, "token"); // model_decode has run it again already
     if (t->info->rank == 0) log_sample(text.bytes, text.n, t->at.step);
     free(text.bytes);
     free(tok);

@@ -190,7 +190,7 @@ static void load_cost(Trainer *t) {
     t->cost = cost_load(t->o.cluster, m);
     cost_check(&t->cost, ep->N, ep->G, t->c.E);
     MoeConfig moe = {.C = t->c.C, .E = t->c.E, .K = t->c.K, .F = t->c.F, .layers = layers, .max_BT = t->share.micro * t->c.T, .training = 1,
-                     .S = t->cost.S, .dedup = t->o.dedup};
+                     .S = t->cost.S, .dedup = t->o.dedup, .recv_room = t->recv_room};
     t->window_bytes = moe_window_bytes(moe, t->share.R, ep->N);
 }
 
@@ -198,7 +198,7 @@ static void make_model(Trainer *t) {
     const Options *o = &t->o;
     ModelRun run = {.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .seed = (uint64_t)o->seed,
                     .aux_coef = o->aux_loss, .z_coef = o->z_loss, .capacity = o->capacity, .scope = o->aux_scope, .S = t->cost.S,
-                    .dedup = o->dedup, .even = o->balance == BALANCE_UNIFORM, .cost = t->cost, .plan = options_plan(o)};
+                    .recv_room = t->recv_room, .dedup = o->dedup, .even = o->balance == BALANCE_UNIFORM, .cost = t->cost, .plan = options_plan(o)};
     t->m = model_alloc(t->d, t->world, t->ep, &t->c, &run);
     t->ps = model_params(t->m);
     t->moe = model_moe(t->m);
@@ -225,6 +225,7 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
     json_t *state = o->resume ? read_stored(t) : NULL;
     t->c = options_model(&t->o);
     t->share = options_share(&t->o, &t->c, t->info->size);
+    t->recv_room = t->o.recv_room >= 0 ? t->o.recv_room : dev_lazy(t->d) ? 0 : 2;
     int append = choose_folder(t);
     t->schedule = options_schedule(&t->o);
     t->tokenizer = tokenizer_open("bytes");

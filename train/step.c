@@ -1,5 +1,6 @@
 // One training step, in reading order.
 #include "kernels/check.h"
+#include "train/log.h"
 #include "train/trainer.h"
 #include <math.h>
 #include <stdio.h>
@@ -76,6 +77,15 @@ static void step_run(Trainer *t) {
     t->steps_run++;
 }
 
+int trainer_grow(Trainer *t, const char *what) {
+    int again = model_grow(t->m);
+    if (!t->moe || moe_room(t->moe).grown == t->grown) return 0;
+    t->grown = moe_room(t->moe).grown;
+    t->recorded = 0; // it has the old addresses
+    if (t->log) log_room(moe_room(t->moe), what);
+    return again;
+}
+
 // What the step left behind, and whether it updated anything: not where loss or gradients are not finite, or a router's scores.
 static void step_read(Trainer *t, StepStats *s) {
     dev_download(t->d, &s->grad_norm, t->sumsq, sizeof s->grad_norm);
@@ -101,6 +111,7 @@ void trainer_step(Trainer *t, StepStats *s) {
     for (int micro = 0; micro < t->share.micros; micro++) load_micro(t, micro);
     optimizer_set(&t->opt, t->d, s->lr, s->step);
     step_run(t);
+    for (; trainer_grow(t, "step"); s->reruns++) step_run(t);
     step_read(t, s);
 
     t->at = (Progress){.step = s->step, .samples = t->at.samples + t->o.batch, .tokens = s->tokens};

@@ -23,6 +23,7 @@ typedef struct StepStats {
     double plan_us, counts_us, moe_us, plan_share;
     int has_moe;
     MoeStats moe;
+    int reruns;                    // times that the step was run again, as rows had no room
 } StepStats;
 
 typedef struct EvalStats {
@@ -61,6 +62,8 @@ typedef struct Trainer {
     Progress at;
     const double *sumsq;     // device: the last step's square of the gradient norm
     int steps_run, recorded; // by this process; whether the device holds a record of the step
+    double recv_room;        // --recv-room, or what it stands for here
+    int grown;               // moe_room's, as far as it has been told
     char *out;               // run folder
     int lock;                // rank 0: holds it (folder_make); -1 elsewhere
     char *resumed;           // checkpoint that the run continues, NULL for a new one
@@ -79,7 +82,9 @@ json_t *trainer_state(const Trainer *t); // trainer.json; collective over the wo
 void memory_first(Trainer *t);              // before anything is allocated: parameters and what is held for each
 void memory_all(Trainer *t);                // before anything of it is touched
 double memory_sum(const MemoryUse *u);      // all but idle
-// step.c: one update. Dies with STATUS_NUMERIC, before it, when loss or norm is not finite.
+// step.c. Collective: model_grow after what has been run, `what` in a word. Tells it where room has grown since the last call.
+int trainer_grow(Trainer *t, const char *what);
+// One update. Dies with STATUS_NUMERIC, before it, when loss or norm is not finite.
 void trainer_step(Trainer *t, StepStats *s);
 // eval.c: mean loss over at most `windows` evenly spaced windows of the validation data (0 = all). Changes nothing.
 EvalStats trainer_eval(Trainer *t, int64_t windows);

@@ -14,6 +14,8 @@ typedef struct Run { // consecutive pairs of one expert that go to one rank
     int end, rank, shift; // ord < end; row = ord + shift
 } Run;
 
+enum { NO_ROOM = -2 }; // in the list of crossings, while it is made: like -1, none
+
 typedef struct Work {
     int *base;       // (R, J) first row of group j on rank r
     int *y;          // (R)
@@ -35,6 +37,13 @@ static int group_of(const int *slot, int e, int r, int H, int S) {
     return -1;
 }
 
+static int within(int x, int room) { return room && x > room ? room : x; }
+
+static void raise_need(Route *t, int kind, int n, int room) {
+    if (n > t->need[kind]) t->need[kind] = n;
+    if (room && n > room) t->need[0] = 1;
+}
+
 static void make_runs(Route *t, const Plan *plan, const int *D, int me, RouteShape s, Work *w) {
     int R = s.R, H = s.E / R, J = H + s.S, G = R / s.N, n_run = 0;
     for (int r = 0; r < R; r++) {
@@ -42,10 +51,11 @@ static void make_runs(Route *t, const Plan *plan, const int *D, int me, RouteSha
         for (int j = 0; j < J; j++) {
             int e = j < H ? r * H + j : plan->slot[r * s.S + j - H];
             w->base[r * J + j] = at;
-            if (r == me) t->off[j] = at;
+            if (r == me) t->off[j] = within(at, s.rows);
             if (e >= 0) at += plan->quota[(size_t)e * R + r];
         }
-        if (r == me) t->off[J] = at;
+        if (r == me) t->off[J] = within(at, s.rows);
+        raise_need(t, 1, at, s.rows);
     }
     for (int e = 0; e < s.E; e++) {
         int ord = 0; // pairs of e that the ranks before r get from me
@@ -64,11 +74,13 @@ static void make_runs(Route *t, const Plan *plan, const int *D, int me, RouteSha
     w->run_of[s.E] = n_run;
 }
 
-// Crossing of token t's pair k, which goes to another node; a new one where it has none yet.
+// Crossing of token t's pair k, which goes to another node; a new one where it has none yet; -1 where there is no room for it.
 static int crossing(Route *t, int token, int k, int node, RouteShape s) {
-    int X = route_crossings(s), Q = route_pairs(s), *c = &t->cross[(size_t)token * X + (s.dedup ? node : k)];
-    if (*c >= 0) return *c;
-    *c = node * route_room(s) + t->n_out[node]++;
+    int X = route_crossings(s), Q = route_pairs(s), room = route_room(s), *c = &t->cross[(size_t)token * X + (s.dedup ? node : k)];
+    if (*c >= 0 || *c == NO_ROOM) return *c;
+    int i = t->n_out[node]++;
+    *c = i < room ? node * room + i : NO_ROOM;
+    if (i >= room) return NO_ROOM;
     int *meta = t->meta + (size_t)*c * 2 * Q;
     for (int q = 0; q < Q; q++) meta[q] = 0, meta[Q + q] = -1;
     t->traffic[0]++;
@@ -86,14 +98,22 @@ static void make_pairs(Route *t, const int *idx, const int *ord, int me, int BT,
         const Run *run = w->run + w->run_of[idx[p]];
         while (ord[p] >= run->end) run++;
         int row = ord[p] + run->shift, node = run->rank / G;
+        if (s.rows && row >= s.rows) row = -1;
         if (node == me / G) {
             t->peer[p] = run->rank, t->row[p] = t->wrow[p] = row;
             continue;
         }
-        int c = crossing(t, p / s.K, p % s.K, node, s), q = s.dedup ? p % s.K : 0, *meta = t->meta + (size_t)c * 2 * Q;
+        int c = crossing(t, p / s.K, p % s.K, node, s), q = s.dedup ? p % s.K : 0;
+        t->peer[p] = s.R;
+        if (c < 0) continue;
+        int *meta = t->meta + (size_t)c * 2 * Q;
         meta[q] = run->rank, meta[Q + q] = row;
-        t->peer[p] = s.R, t->wrow[p] = c * Q + q;
+        t->wrow[p] = c * Q + q;
         t->traffic[1] += run->rank % G != me % G;
+    }
+    for (int n = 0; n < s.N; n++) {
+        raise_need(t, 2, t->n_out[n], route_room(s));
+        t->n_out[n] = within(t->n_out[n], route_room(s));
     }
 }
 

@@ -19,6 +19,7 @@ struct Work {
     Run *run;        // (E + R*S)
     int *rank, *row; // (BT,K) where a pair is computed; -1 = dropped
     int *node;       // (BT,X) of the token's crossing x, -1 = none
+    int *far;        // (N) crossings to each node, those without room included
 };
 struct Place { // of the rank that asks
     int me, node, G, H, J, X, Q, room;
@@ -26,7 +27,7 @@ struct Place { // of the rank that asks
 
 static size_t work_ints(RouteShape s) {
     return (size_t)s.E + 1 + SIZE(s.R, s.E / s.R + s.S) + SIZE(s.E, s.R) + SIZE(s.E, s.N) + 3 * ((size_t)s.E + SIZE(s.R, s.S)) +
-           2 * SIZE(s.max_BT, s.K) + SIZE(s.max_BT, route_crossings(s));
+           2 * SIZE(s.max_BT, s.K) + SIZE(s.max_BT, route_crossings(s)) + (size_t)s.N;
 }
 size_t route_work_bytes(RouteShape s) { return work_ints(s) * sizeof(int); }
 
@@ -40,6 +41,7 @@ static Work work_bind(void *work, RouteShape s, Place a) {
     w.rank = (int *)(w.run + s.E + SIZE(s.R, s.S));
     w.row = w.rank + SIZE(s.max_BT, s.K);
     w.node = w.row + SIZE(s.max_BT, s.K);
+    w.far = w.node + SIZE(s.max_BT, a.X);
     return w;
 }
 
@@ -60,6 +62,13 @@ static __device__ __forceinline__ int scan(int x, int *all) {
     }
     *all = __shfl_sync(WARP_ALL, sum, WARP - 1);
     return sum - x;
+}
+
+static __device__ __forceinline__ int within(int x, int room) { return room && x > room ? room : x; }
+
+static __device__ void raise_need(Route t, int kind, int n, int room) { // of integers: the order does not show
+    atomicMax(&t.need[kind], n);
+    if (room && n > room) atomicMax(&t.need[0], 1);
 }
 
 // ---- pairs -----------------------------------------------------------------------------------------------------------
@@ -94,10 +103,11 @@ static __global__ void route_count_kernel(Route t, Plan plan, const int *D, Rout
     for (int j = 0; j < a.J; j++) {
         int e = j < a.H ? r * a.H + j : plan.slot[r * s.S + j - a.H];
         w.base[r * a.J + j] = at;
-        if (r == a.me) t.off[j] = at;
+        if (r == a.me) t.off[j] = within(at, s.rows);
         if (e >= 0) at += plan.quota[(size_t)e * s.R + r];
     }
-    if (r == a.me) t.off[a.J] = at;
+    if (r == a.me) t.off[a.J] = within(at, s.rows);
+    raise_need(t, 1, at, s.rows);
 }
 
 static __global__ void route_scan_kernel(Route t, int E, Work w) { // one warp
@@ -127,6 +137,7 @@ static __global__ void route_pairs_kernel(Route t, const int *idx, const int *or
                 const Run *run = w.run + w.run_of[idx[p]];
                 while (o >= run->end) run++;
                 rank = run->rank, row = o + run->shift;
+                if (s.rows && row >= s.rows) row = -1;
             }
             int far = rank >= 0 && rank / a.G != a.node, here = rank >= 0 && !far;
             w.rank[p] = rank, w.row[p] = row;
@@ -137,14 +148,16 @@ static __global__ void route_pairs_kernel(Route t, const int *idx, const int *or
     }
 }
 
-// cross holds each crossing's number within its node, and becomes its place in the staging buffer; its meta, and the places of
-// its pairs' weights
+// cross holds each crossing's number within its node (-1: none, or no room), and becomes its place in the staging buffer; its meta, and
+// the places of its pairs' weights
 static __global__ void route_cross_kernel(Route t, int BT, RouteShape s, Place a, Work w) {
+    if (blockIdx.x == 0)
+        for (int n = (int)threadIdx.x; n < s.N; n += (int)blockDim.x) raise_need(t, 2, w.far[n], a.room);
     for (int token = (int)(blockIdx.x * blockDim.x + threadIdx.x); token < BT; token += (int)(gridDim.x * blockDim.x)) {
         unsigned long long sent = 0, passed_on = 0;
         for (int x = 0; x < a.X; x++) {
             int *c = &t.cross[(size_t)token * a.X + x], node = w.node[(size_t)token * a.X + x];
-            if (node < 0) continue;
+            if (*c < 0) continue;
             *c += node * a.room;
             int *meta = t.meta + (size_t)*c * 2 * a.Q;
             sent++;
@@ -263,7 +276,7 @@ void route_make(Dev *d, Route *t, const Plan *plan, const int *D, const int *idx
     LAUNCH(route_runs_kernel, experts, WARP, 0, d->stream, *plan, D, s, a, w);
     LAUNCH(route_pairs_kernel, grid_for(d, BT, 128), 128, 0, d->stream, *t, idx, ord, BT, s, a, w);
     if (s.N > 1) {
-        count_labels(d, t->cross, t->n_out, nullptr, w.node, (int)SIZE(BT, a.X), s.N, 0);
+        count_labels(d, t->cross, t->n_out, w.far, w.node, (int)SIZE(BT, a.X), s.N, a.room);
         LAUNCH(route_cross_kernel, grid_for(d, BT, 128), 128, 0, d->stream, *t, BT, s, a, w);
     }
     LAUNCH(route_copies_kernel, 1, 3 * WARP, 0, d->stream, *t, plan->slot, s, a, w);
