@@ -36,7 +36,7 @@ CU_FLAGS    = -std=c++17 -I. -MMD -MP $(REAL_$(REAL)) $(if $(filter 1,$(NCCL)),-
 # between nodes; 0 where it is not installed: one node then
 NCCL       ?= $(if $(filter emu,$(BACKEND))$(wildcard $(CUDA)/include/nccl.h /usr/include/nccl.h),1,0)
 CU_cuda     = $(NVCC) $(CU_FLAGS) -O3 -lineinfo $(CUDA_ARCHS) $(if $(filter bf16,$(REAL)),$(if $(filter %/plan.cu,$<),,-Xptxas -warn-spills$(comma)-Werror)) -Xcompiler "$(strip $(subst $(empty) ,$(comma),$(CXX_WARN)))"
-CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -DDEV_WORK_MIB=1 -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O1 -g -ffp-contract=fast $(SAN) -x c++
+CU_emu      = $(EMU_CXX) $(CU_FLAGS) -Itests/emu/include -DDEV_WORK_MIB=1 -D_GNU_SOURCE $(CXX_WARN) -Werror -Wno-unknown-pragmas -O2 -fno-strict-aliasing -g -ffp-contract=fast $(SAN) -x c++
 EMU_CXX    ?= g++
 LIBS_cuda   = -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublas -ldl -lstdc++
 LIBS_emu    = -lstdc++

@@ -44,20 +44,43 @@ suite() { # suite FOLDER: all programs of a build
     done
 }
 
-# The CUDA backend: its sources emulated, in fp32 and bf16, and compared with build/train; compiled for GPUs where nvcc is.
+# start NAME COMMAND...: as run, beside the others, one for each core; finish: waits for all of them
+started=$(mktemp -d)
+start() {
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    (
+        passed=0 failed=0 skipped=0 failures=""
+        run "$@" >"$started/$BASHPID.said"
+        cat "$started/$BASHPID.said"
+        echo "$passed $failed $skipped $failures" >"$started/$BASHPID.counts"
+    ) &
+}
+finish() {
+    local p f s names
+    wait
+    while read -r p f s names; do
+        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s)) failures="$failures $names"
+    done < <(cat "$started"/*.counts)
+    rm -rf "$started"
+}
+
+# The CUDA backend: its sources emulated, in fp32 and bf16, and compared with build/train; compiled for GPUs where nvcc is. A
+# program runs on one core: the longest come first. Tests of ops run their cases in three orders of threads by themselves.
 emulated() {
-    local emu=build/cuda-emu bf16=build/cuda-emu-bf16 test
-    local of_emu="emu ops router route gemm attention comm_dev moe cuda_plan cuda_step" of_bf16="gemm attention cuda_step"
+    local emu=build/cuda-emu bf16=build/cuda-emu-bf16 test order
+    local of_emu="cuda_plan moe model attention gemm checkpoint ops router route comm_dev cuda_step emu" of_bf16="attention gemm ops router cuda_step"
     targets="build/train build/prepare" build build
     targets="$emu/train $(printf "$emu/test_%s " $of_emu)" build $emu BACKEND=emu REAL=float
     targets="$bf16/train $(printf "$bf16/test_%s " $of_bf16)" build $bf16 BACKEND=emu REAL=bf16
-    for test in $of_emu; do run "cuda-emu/test_$test" $emu/test_$test; done
-    for test in ops router route gemm attention comm_dev; do EMU_ORDER=reverse run "cuda-emu/test_$test, reverse" $emu/test_$test; done
-    for test in ops router route comm_dev; do EMU_ORDER=random:1 EMU_STREAMS=random:1 run "cuda-emu/test_$test, random" $emu/test_$test; done
-    for test in $of_bf16; do run "cuda-emu-bf16/test_$test" $bf16/test_$test; done
-    run "cuda-emu/steps" tests/emu/steps.sh build $emu $bf16
-    run "cuda-emu/ways" tests/emu/ways.sh
-    run "cuda-emu/start" tests/emu/start.sh
+    start "cuda-emu/ways" tests/emu/ways.sh
+    start "cuda-emu/steps" tests/emu/steps.sh build $emu $bf16
+    start "cuda-emu/start" tests/emu/start.sh
+    for test in $of_emu; do start "cuda-emu/test_$test" $emu/test_$test; done
+    for test in $of_bf16; do start "cuda-emu-bf16/test_$test" $bf16/test_$test; done
+    for order in reverse random:1; do
+        for test in route comm_dev; do EMU_ORDER=$order EMU_STREAMS=random:1 start "cuda-emu/test_$test, $order" $emu/test_$test; done
+    done
+    finish
     if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
         echo "skip  cuda: nvcc was not found, nothing is compiled for GPUs"
         return

@@ -259,9 +259,10 @@ static int64_t walk(Dev *d, const Params *ps, const Optimizer *opt, int fill) {
 
 static void body(Comm *world, void *arg) {
     Job *job = arg;
+    Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1, .shared = 1});
+    comm_bind(world, d);
     Comm *ep = comm_block(world, job->ep);
     const CommInfo *info = comm_info(ep);
-    Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1});
     ModelRun run = {.max_B = 1, .T = job->c.T, .micros = 1, .training = 1, .seed = 3,
                     .cost = {.name = "test", .N = info->N, .G = info->G}, .plan = {.policy = POLICY_NONE, .block = 1}};
     Model *m = model_init(d, world, ep, &job->c, &run);

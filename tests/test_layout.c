@@ -153,7 +153,8 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
 static void body(Comm *world, void *arg) {
     Job *job = arg;
     Setup s = job->s;
-    Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1});
+    Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1, .shared = 1});
+    comm_bind(world, d);
     Comm *ep = comm_block(world, s.ep);
     ModelRun run = {.max_B = B / s.ranks / s.micros, .T = T, .micros = s.micros, .training = 1, .seed = 11, .aux_coef = 0.02, .z_coef = 0.003,
                     .scope = job->scope, .S = s.slots, .cost = cheap_copies(comm_info(ep), s.slots), .dedup = !s.pairs,

@@ -66,7 +66,7 @@ static Norm norm_make(Lab *l, const int *dim) {
     int M = dim[0], C = dim[1];
     size_t n = SIZE(M, C);
     return (Norm){.x = lab_random(l, n, -2, 2), .w = lab_random(l, C, -1, 2), .dy = lab_random(l, n, -1, 1), .y = lab_zeros(l, n),
-                  .rstd = lab_zeros(l, M), .eps = (real)1e-6, .M = M, .C = C};
+                  .rstd = lab_zeros(l, M), .eps = (wide)1e-6, .M = M, .C = C};
 }
 
 static void rmsnorm(Lab *l, const int *dim) {
@@ -81,7 +81,7 @@ static void rmsnorm(Lab *l, const int *dim) {
     dev_rmsnorm(l->d, y, rstd, lab_real(l, o.x, n), lab_real(l, o.w, C), M, C, (wide)o.eps);
     double *by = lab_zeros(l, n), *br = lab_zeros(l, M);
     for (int m = 0; m < M; m++) br[m] = o.rstd[m] * REAL_EPS * chain(C);
-    for (size_t i = 0; i < n; i++) by[i] = fabs(o.y[i]) * REAL_EPS * (chain(C) + 2);
+    for (size_t i = 0; i < n; i++) by[i] = fabs(o.y[i]) * REAL_EPS * (chain(C) + 2) + lab_kept(o.y[i]);
     lab_close_to("rmsnorm rstd", lab_get_wide(l, rstd, M), o.rstd, br, M);
     lab_close_to("rmsnorm y", lab_get(l, y, n), o.y, by, n);
 }
@@ -107,7 +107,7 @@ static void rmsnorm_bwd(Lab *l, const int *dim) {
         ref_rmsnorm(o.y, o.rstd, o.x, o.w, M, C, o.eps);
         double size = fabs(o.dy[i] * o.w[i % C] * r) + fabs(o.x[i]) * dot / C * r * r * r, a = dim[2] ? add[i] : 0;
         want += a;
-        double bound = REAL_EPS * (fabs(a) + size * (chain(C) + 8)) + FD_ERR * (size + r + dot * r * r * r);
+        double bound = REAL_EPS * (fabs(a) + size * (chain(C) + 8)) + FD_ERR * (size + r + dot * r * r * r) + lab_kept(want);
         lab_close_to("rmsnorm dx", &got[i], &want, &bound, 1);
     }
     for (int c = 0; c < C; c += (int)(stride > 8 ? 8 : stride)) {
@@ -149,7 +149,7 @@ static void swiglu(Lab *l, const int *dim) {
     double *want = lab_zeros(l, n), *bound = lab_zeros(l, n), *want_rw = lab_zeros(l, M), *bound_rw = lab_zeros(l, M);
     if (n > 2) gu[0] = -100, gu[1] = 100, gu[2] = 0; // where exp overflows, or nearly; and 0
     ref_swiglu(want, gu, dim[3] ? rw : NULL, rows, F);
-    for (size_t i = 0; i < n; i++) bound[i] = 8 * REAL_EPS * fabs(want[i]) + REAL_TINY;
+    for (size_t i = 0; i < n; i++) bound[i] = 8 * REAL_EPS * fabs(want[i]) + REAL_TINY + lab_kept(want[i]);
     int *n_rows = rows < M || dim[3] ? lab_int(l, &rows, 1) : NULL;
     wide *dev_rw = dim[3] ? lab_wide(l, rw, M) : NULL;
     real *dev_gu = lab_real(l, gu, 2 * room), *h = lab_real(l, NULL, room), *h2 = lab_real(l, NULL, room);
@@ -170,7 +170,8 @@ static void swiglu(Lab *l, const int *dim) {
             Gate g = {{gu[ig], gu[ig + F]}, dim[3] ? rw[m] : 1, dh[i]};
             double want_g = lab_slope(gate_loss, &g, &g.gu[0], H), want_u = lab_slope(gate_loss, &g, &g.gu[1], H);
             double size_u = fabs(g.dh * g.rw * g.gu[0]), size_g = fabs(g.dh * g.rw * g.gu[1]) * (1 + fabs(g.gu[0]));
-            double rel = 10 * REAL_EPS + FD_ERR, bound_g = rel * size_g + REAL_TINY, bound_u = rel * size_u + REAL_TINY;
+            double rel = 10 * REAL_EPS + FD_ERR, bound_g = rel * size_g + REAL_TINY + lab_kept(want_g);
+            double bound_u = rel * size_u + REAL_TINY + lab_kept(want_u);
             lab_close_to("swiglu dg", &got[ig], &want_g, &bound_g, 1);
             lab_close_to("swiglu du", &got[ig + F], &want_u, &bound_u, 1);
             want_rw[m] += lab_slope(gate_loss, &g, &g.rw, H);
@@ -252,7 +253,7 @@ static void rows(Lab *l, const int *dim) {
         wide *dw = with_add == 1 ? NULL : lab_wide(l, NULL, pairs);
         dev_gather_rows(l->d, y, dw, with_add ? dev_add : NULL, dev_to, dev_wto, map, C);
         ref_gather(want, want_w, with_add ? add : NULL, dst, wdst, peer, row, BT, K, M, C);
-        for (size_t i = 0; i < nx; i++) bound[i] = REAL_EPS * (K + 1) * (fabs(add[i]) + K * fabs(x[i]));
+        for (size_t i = 0; i < nx; i++) bound[i] = REAL_EPS * (K + 1) * (fabs(add[i]) + K * fabs(x[i])) + lab_kept(want[i]);
         lab_close_to("gather y", lab_get(l, y, nx), want, bound, nx);
         if (dw) lab_equal("gather dw", lab_get_wide(l, dw, pairs), want_w, pairs);
     }
@@ -304,7 +305,7 @@ static void mapped_rows(Lab *l, const int *dim) {
     double *want = lab_zeros(l, nx), *want_w = lab_zeros(l, pairs), *bound = lab_zeros(l, nx), *ignored = lab_zeros(l, pairs);
     ref_gather(want, ignored, NULL, dst, unused_w, peer, plain, BT, K, M, C);
     ref_gather(unused, want_w, NULL, unused, wdst, peer, wplain, BT, K, M, C);
-    for (size_t i = 0; i < nx; i++) bound[i] = REAL_EPS * (K + 1) * K * fabs(x[i]);
+    for (size_t i = 0; i < nx; i++) bound[i] = REAL_EPS * (K + 1) * K * fabs(x[i]) + lab_kept(want[i]);
     double *got_y = lab_get(l, y, nx);
     got_w = lab_get_wide(l, dw, pairs);
     for (int t = 0; t < BT; t++) {
@@ -340,15 +341,21 @@ static void arrays(Lab *l, const int *dim) {
     lab_equal("zero", lab_get_wide(l, dz, n), want, n);
     real *f = lab_real(l, NULL, n);
     dev_fill(l->d, f, n, 0.3);
-    for (size_t i = 0; i < n; i++) want[i] = (real)0.3;
+    for (size_t i = 0; i < n; i++) want[i] = real_value(real_of(0.3));
     lab_equal("fill", lab_get(l, f, n), want, n);
+    for (size_t i = 0; i < n; i++) want[i] = (wide)(x[i] * 1.003 + y[i]); // more digits than `real` may have
+    dev_narrow(l->d, f, lab_wide(l, want, n), n);
+    for (size_t i = 0; i < n; i++) want[i] = real_value(real_of(want[i]));
+    lab_equal("narrow", lab_get(l, f, n), want, n);
+    dev_widen(l->d, dz, f, n);
+    lab_equal("widen", lab_get_wide(l, dz, n), want, n);
 
     // A tensor of n numbers, and its tail from `cut` on made by another owner
     size_t cut = n / 3;
     real *whole = lab_real(l, NULL, n), *tail = lab_real(l, NULL, n - cut);
     dev_init_normal(l->d, whole, n, 7, 9, 1000, 0.02);
     dev_init_normal(l->d, tail, n - cut, 7, 9, 1000 + cut, 0.02);
-    for (size_t i = 0; i < n; i++) want[i] = (real)(0.02 * rng_normal(7, 9, 1000 + i));
+    for (size_t i = 0; i < n; i++) want[i] = real_value(real_of(0.02 * rng_normal(7, 9, 1000 + i)));
     lab_equal("init_normal", lab_get(l, whole, n), want, n);
     lab_equal("init_normal's tail", lab_get(l, tail, n - cut), want + cut, n - cut);
 }
@@ -420,13 +427,13 @@ static void cross_entropy(Lab *l, const int *dim) {
         Row r = {x + SIZE(m, V), t, V};
         double slope = scale * lab_slope(row_loss, &r, &x[i], H);
         double p = exp(-ref_nll(x + SIZE(m, V), v, V)), size = t < 0 ? 0 : scale * (p * (long_sum + 2 * dim[2]) + 2 * (v == t));
-        double b = REAL_EPS * size + (t < 0 ? 0 : FD_ERR * scale + REAL_TINY);
+        double b = REAL_EPS * size + (t < 0 ? 0 : FD_ERR * scale + REAL_TINY) + lab_kept(slope);
         lab_close_to("dlogits", &got[i], &slope, &b, 1);
     }
     for (int m = 0; m < M; m++) // a row's gradients sum to 0: one that was missed above would show here
         if (target[m] >= 0) {
             double sum = 0, zero = 0, b = REAL_EPS * scale * (long_sum + 2 * dim[2]);
-            for (int v = 0; v < V; v++) sum += got[SIZE(m, V) + v];
+            for (int v = 0; v < V; v++) sum += got[SIZE(m, V) + v], b += lab_kept(got[SIZE(m, V) + v]);
             lab_close_to("sum of dlogits", &sum, &zero, &b, 1);
         }
 }
@@ -456,7 +463,7 @@ static void test_cross_entropy_extremes(void **state) {
     int place[V];
     for (int v = 0; v < V; v++) {
         place[v] = v;
-        rows[v * V + v] = sizeof(real) == 4 ? 200 : 2000;
+        rows[v * V + v] = sizeof(wide) == 4 ? 200 : 2000;
     }
     nll = lab_wide(l, NULL, V);
     dev_cross_entropy(l->d, nll, lab_real(l, rows, V * V), lab_int(l, place, V), V, V, 1, 0);
@@ -465,23 +472,43 @@ static void test_cross_entropy_extremes(void **state) {
 }
 
 // ---- optimizer -------------------------------------------------------------------------------------------------------
+// A weight and the master that it has where `real` is narrower than `wide`
+typedef struct Weight {
+    real *w;
+    wide *master;
+} Weight;
+
+static Weight weight_make(Lab *l, const double *x, size_t n) {
+    if (sizeof(real) == sizeof(wide)) return (Weight){lab_real(l, x, n), NULL};
+    return (Weight){lab_real(l, NULL, n), lab_wide(l, x, n)}; // the weight itself is not read
+}
+static double *weight_get(Lab *l, Weight t, size_t n) {
+    double *w = lab_get(l, t.w, n);
+    if (!t.master) return w;
+    double *master = lab_get_wide(l, t.master, n), *rounded = lab_zeros(l, n);
+    for (size_t i = 0; i < n; i++) rounded[i] = real_value(real_of(master[i]));
+    lab_equal("a weight is its master, rounded", w, rounded, n);
+    return master;
+}
+
 static void optimizer(Lab *l, const int *dim) {
     size_t n = dim[0];
     double *w = lab_random(l, n, -1, 1), *g = lab_random(l, n, -1, 1);
     double *m = lab_random(l, n, -0.1, 0.1), *v = lab_random(l, n, 0, 0.01);
     double *want = lab_zeros(l, n), *bw = lab_zeros(l, n), *bm = lab_zeros(l, n), *bv = lab_zeros(l, n), factor = 0.25;
     RefAdamW o = {.lr = 0.003, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .step = dim[1]};
+    for (size_t i = 0; i < n; i++) w[i] = (wide)(w[i] * 1.003); // a master's digits
     for (size_t i = 0; i < n / 5; i++) g[i] = 0; // an expert without tokens still decays, and so do its moments
-    real *dw = lab_real(l, w, n), *ds = lab_real(l, w, n);
+    Weight adam_w = weight_make(l, w, n), sgd_w = weight_make(l, w, n);
     wide *dm = lab_wide(l, m, n), *dv = lab_wide(l, v, n), *dg = lab_wide(l, g, n), *df = lab_wide(l, &factor, 1);
     Update adam = {o.lr, o.beta1, o.beta2, o.eps, o.decay, o.step}, sgd = {.lr = 0.1, .decay = 0.01};
-    dev_adamw(l->d, dw, NULL, dm, dv, dg, df, n, lab_bytes(l, &adam, sizeof adam));
-    dev_sgd(l->d, ds, NULL, dg, df, n, lab_bytes(l, &sgd, sizeof sgd));
+    dev_adamw(l->d, adam_w.w, adam_w.master, dm, dv, dg, df, n, lab_bytes(l, &adam, sizeof adam));
+    dev_sgd(l->d, sgd_w.w, sgd_w.master, dg, df, n, lab_bytes(l, &sgd, sizeof sgd));
     for (size_t i = 0; i < n; i++) {
         want[i] = w[i] - 0.1 * (factor * g[i] + 0.01 * w[i]);
         bw[i] = 3 * REAL_EPS * (fabs(w[i]) + fabs(g[i]));
     }
-    lab_close_to("sgd w", lab_get(l, ds, n), want, bw, n);
+    lab_close_to("sgd w", weight_get(l, sgd_w, n), want, bw, n);
     for (size_t i = 0; i < n; i++) {
         double w0 = fabs(w[i]), size_m = o.beta1 * fabs(m[i]) + (1 - o.beta1) * fabs(factor * g[i]);
         ref_adamw(&w[i], &m[i], &v[i], factor * g[i], o);
@@ -492,7 +519,7 @@ static void optimizer(Lab *l, const int *dim) {
     }
     lab_close_to("adamw m", lab_get_wide(l, dm, n), m, bm, n);
     lab_close_to("adamw v", lab_get_wide(l, dv, n), v, bv, n);
-    lab_close_to("adamw w", lab_get(l, dw, n), w, bw, n);
+    lab_close_to("adamw w", weight_get(l, adam_w, n), w, bw, n);
     lab_equal("adamw's g", lab_get_wide(l, dg, n), g, n);
 }
 

@@ -18,6 +18,7 @@
 #else
 #define REAL_STORE 0.0
 #endif
+static inline double lab_kept(double x) { return REAL_STORE * REAL_EPS * (x < 0 ? -x : x); } // what keeping x in `real` may cost
 #define FD_ERR 1e-10 // relative error that lab_slope may have of its own
 
 // How a program ends that reads back what an op left after it found a plan's fault on the device. Emulated, the kernel's stop is

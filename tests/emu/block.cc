@@ -302,7 +302,7 @@ static std::string describe(const Block *b) {
 void block_barrier(const char *file, int line, int predicate, int *count) {
     Block *b = block_now;
     Lane *l = lane_now;
-    if (b->waiting && (b->line != line || strcmp(b->file, file)))
+    if (b->waiting && (b->line != line || (b->file != file && strcmp(b->file, file))))
         fail("%s and thread (%u,%u,%u) comes to another, %s:%d: a divergent barrier", describe(b).c_str(), l->thread.x, l->thread.y,
              l->thread.z, file, line);
     b->file = file, b->line = line;

@@ -329,7 +329,7 @@ static __global__ void fault(int kind, float *p, int n) {
         break;
     case 3: __syncwarp(i == 3 ? 1u : WARP_ALL); break;
     case 4: p[n] = 1; break;      // behind the end
-    case 5: s[4 + (i == 0)] = 1; break;
+    case 5: s[n / 16 + (i == 0)] = 1; break;
     case 6: d[n] = 1; break;
     case 7:
         if (i == 0) __syncwarp();
