@@ -3,11 +3,13 @@
 #include <math.h>
 #include <stdlib.h>
 
-// Logits in memory at once: few enough to stay small beside the weights, rows enough that the head's product is efficient.
+// Logits in memory at once: few enough to stay small beside the weights, rows enough that the head's product is efficient: each
+// piece of rows reads the head's weights twice and its gradient once, so pieces are few and nearly equal.
 static int rows_of_logits(const ModelConfig *c, size_t n) {
-    size_t rows = ((size_t)1 << 24) / (size_t)c->V;
-    rows = rows < 256 ? 256 : rows > 1024 ? 1024 : rows;
-    return (int)(rows < n ? rows : n);
+    size_t most = ((size_t)1 << 24) / (size_t)c->V;
+    most = most < 512 ? 512 : most > 1024 ? 1024 : most;
+    size_t pieces = (n + most - 1) / most;
+    return (int)((n + pieces - 1) / pieces);
 }
 
 static void bind_block(Model *m, int l) {

@@ -81,7 +81,7 @@ static int smaller(int x, int y) { return x < y ? x : y; }
 // Every block packs its rows of a and its columns of b: few, large blocks, for forms NT and NN cut by columns first. Form TN, whose
 // rows of a are the dearer to pack, is cut by rows.
 static int cut_columns(const Cut *c, double work) {
-    int left = c->p.n - c->j0, most = smaller(left, GEMM_NC), least = c->p.m > GEMM_MC ? GEMM_NC / 2 : GEMM_NG;
+    int left = c->p.n - c->j0, most = smaller(left, gemm_columns(c->p.form)), least = c->p.m > 2 * GEMM_MC ? GEMM_NC : GEMM_NG;
     double n = work / ((double)c->p.m * (c->p.k + 1));
     if (c->p.form == GEMM_TN || n >= most) return most;
     int columns = n < least ? least : round_up((int)n, GEMM_NR);

@@ -137,19 +137,24 @@ ISA_FN static void ISA(gemm_task)(const Product *p, int i0, int i1, int j0, int 
         return;
     }
     const size_t m_all = (size_t)p->m, n_all = (size_t)p->n, k_all = (size_t)p->k;
-    for (int k0 = 0; k0 == 0 || k0 < p->k; k0 += GEMM_KC) {
-        const int kc = p->k - k0 < GEMM_KC ? p->k - k0 : GEMM_KC;
+    const int most = gemm_columns(p->form), slab = GEMM_PACKED / most; // of the sum, that much packed b has room for
+    for (int ks = 0; ks == 0 || ks < p->k; ks += slab) {
+        const int ke = p->k - ks < slab ? p->k : ks + slab;
         for (int i = i0; i < i1; i += GEMM_MC) {
             const int m = i1 - i < GEMM_MC ? i1 - i : GEMM_MC;
-                        if (p->form == GEMM_TN) ISA(pack_a_turned)(s->a, p->a + k0 * m_all + i, m_all, kc, m);
-            else ISA(pack_a)(s->a, p->a + i * k_all + k0, k_all, kc, m);
-            for (int j = j0; j < j1; j += GEMM_NG) {
-                const int n = j1 - j < GEMM_NG ? j1 - j : GEMM_NG;
-                real *b = s->b + (j - j0) / GEMM_NR * GEMM_BPANEL, *c = p->c + i * n_all + j;
-                const real *z = k0 ? c : p->z ? p->z + i * n_all + j : NULL;
-                if (i == i0) ISA(pack_columns)(b, p, k0, kc, j, n);
-                if (p->form == GEMM_TN) ISA(tiles)(c, z, n_all, s->a, 1, GEMM_MR, GEMM_APANEL, b, m, n, kc);
-                else ISA(tiles)(c, z, n_all, s->a, GEMM_ROW, 1, GEMM_MR * GEMM_ROW, b, m, n, kc);
+            real *packed = s->b;
+            for (int k0 = ks; k0 == 0 || k0 < ke; k0 += GEMM_KC, packed += most / GEMM_NR * GEMM_BPANEL) {
+                const int kc = ke - k0 < GEMM_KC ? ke - k0 : GEMM_KC;
+                if (p->form == GEMM_TN) ISA(pack_a_turned)(s->a, p->a + k0 * m_all + i, m_all, kc, m);
+                else ISA(pack_a)(s->a, p->a + i * k_all + k0, k_all, kc, m);
+                for (int j = j0; j < j1; j += GEMM_NG) {
+                    const int n = j1 - j < GEMM_NG ? j1 - j : GEMM_NG;
+                    real *b = packed + (j - j0) / GEMM_NR * GEMM_BPANEL, *c = p->c + i * n_all + j;
+                    const real *z = k0 ? c : p->z ? p->z + i * n_all + j : NULL;
+                    if (i == i0) ISA(pack_columns)(b, p, k0, kc, j, n);
+                    if (p->form == GEMM_TN) ISA(tiles)(c, z, n_all, s->a, 1, GEMM_MR, GEMM_APANEL, b, m, n, kc);
+                    else ISA(tiles)(c, z, n_all, s->a, GEMM_ROW, 1, GEMM_MR * GEMM_ROW, b, m, n, kc);
+                }
             }
         }
     }
