@@ -50,8 +50,10 @@ HOSTDEV int policy_takes(const Solve *v, int e, int r) { // r computes e, or has
 
 SOLVE_BIG void policy_return(Solve *v, int first, int last) { // all pairs of experts first..last-1 back home
     for (int e = first; e < last; e++)
-        for (int r = 0; r < v->R; r++)
-            if (r != solve_home(v, e) && v->q[e * v->R + r] > 0) solve_move(v, e, r, solve_home(v, e), v->q[e * v->R + r]);
+        while (v->head[e] >= 0) {
+            int r = v->owner[v->head[e]];
+            solve_move(v, e, r, solve_home(v, e), v->q[e * v->R + r]);
+        }
 }
 
 // ---- eplb -----------------------------------------------------------------------------------------------------------------

@@ -46,6 +46,9 @@ HOSTDEV int64_t solve_weigh_node(Solve *v, int n) {
     return change;
 }
 
+// A price from a factor f_*, below 2^29, and a weight, below 2^31
+HOSTDEV int solve_share(int64_t f, int w) { return (int)((uint64_t)(uint32_t)f * (uint32_t)w >> SOLVE_PRICE); }
+
 // Prices, and room, from the weights
 SOLVE_LEAF void solve_price(Solve *v) {
     int64_t load = cost_max(v->phi_load, SOLVE_ONE_MAX), tok = cost_max(v->phi_tok, SOLVE_ONE_MAX);
@@ -53,14 +56,14 @@ SOLVE_LEAF void solve_price(Solve *v) {
     int64_t f_node = (v->u_node >> v->quiet << SOLVE_PRICE) / tok;
     SOLVE_ONE v->f_load = f_load, v->f_rank = f_rank, v->f_node = f_node;
     SOLVE_FOR(r, v->R) {
-        int compute = (int)(f_load * v->w_load[r] >> SOLVE_PRICE);
-        v->p_take[r] = compute + (int)(f_rank * v->w_in[r] >> SOLVE_PRICE);
-        v->p_keep[r] = compute - (int)(f_rank * v->w_out[r] >> SOLVE_PRICE);
+        int compute = solve_share(f_load, v->w_load[r]);
+        v->p_take[r] = compute + solve_share(f_rank, v->w_in[r]);
+        v->p_keep[r] = compute - solve_share(f_rank, v->w_out[r]);
         v->room[r] = v->held[r] >= v->S || v->held[r] >= v->max_intra || v->load[r] >= v->cap ? -1 : flow_max(0, (int)v->mean - v->load[r]);
     }
     SOLVE_FOR(n, v->N) {
-        v->pn_in[n] = (int)(f_node * v->wn_in[n] >> SOLVE_PRICE);
-        v->pn_out[n] = (int)(f_node * v->wn_out[n] >> SOLVE_PRICE);
+        v->pn_in[n] = solve_share(f_node, v->wn_in[n]);
+        v->pn_out[n] = solve_share(f_node, v->wn_out[n]);
     }
     SOLVE_BARRIER();
     SOLVE_FOR(n, v->N) {

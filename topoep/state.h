@@ -306,10 +306,10 @@ SOLVE_BIG void solve_bind(Solve *v, void *work, const int *D, int R, int E, cons
         for (int i = 0; i < v->S; i++) v->owner[r * v->S + i] = r;
     }
     SOLVE_FOR(e, E) {
-        for (int n = 0; n < v->N; n++) v->nd[e * v->N + n] = 0;
-        for (int s = 0; s < R; s++) {
-            v->dt[e * R + s] = D[s * E + e];
-            v->nd[e * v->N + s / v->G] += D[s * E + e];
+        for (int n = 0, s = 0; n < v->N; n++) {
+            int sum = 0;
+            for (int last = s + v->G; s < last; s++) sum += v->dt[e * R + s] = D[s * E + e];
+            v->nd[e * v->N + n] = sum;
         }
     }
     int64_t total = 0;
@@ -333,23 +333,19 @@ SOLVE_BIG void solve_bind(Solve *v, void *work, const int *D, int R, int E, cons
     SOLVE_BARRIER();
 }
 
-HOSTDEV uint64_t solve_hash(uint64_t h, int x) { // FNV-1a of a little-endian int32
-    for (int i = 0; i < 4; i++) h = (h ^ ((unsigned)x >> (8 * i) & 255)) * 0x100000001B3ull;
-    return h;
+HOSTDEV uint64_t solve_hash(uint64_t h, int x) { // FNV-1a of a little-endian int32; a byte of 0 only multiplies
+    const uint64_t p = 0x100000001B3ull, p2 = p * p;
+    unsigned u = (unsigned)x;
+    h = (h ^ (u & 255)) * p;
+    if (u < 1u << 16) return (h ^ u >> 8) * p * p2;
+    return (((h ^ (u >> 8 & 255)) * p ^ (u >> 16 & 255)) * p ^ u >> 24) * p;
 }
 
 // The best plan found and what it costs; all sums are made again from its quotas
 SOLVE_BIG void solve_result(Solve *v, int *quota, int *slot, PlanInfo *info) {
     solve_identity(v);
     Peaks p = solve_peaks(v), before = p;
-    SOLVE_ONE {
-        for (int e = 0; e < v->E; e++)
-            for (int r = 0; r < v->R; r++) {
-                int d = v->best_q[e * v->R + r];
-                if (d > 0 && r != solve_home(v, e)) solve_move(v, e, solve_home(v, e), r, d);
-            }
-    }
-    SOLVE_BARRIER();
+    solve_become(v, v->best_q);
     p = solve_peaks(v);
     solve_copy(quota, v->q, v->E * v->R);
     solve_copy(slot, v->slot, v->R * v->S); // ascending, as experts were visited so
