@@ -138,7 +138,7 @@ SOLVE_LEAF void solve_scan(Solve *v, int e, int lo, int hi) {
         int r = v->owner[c], gain = solve_lift(v, e, r) + solve_lift_node(v, e, v->node[r]);
         if (gain > top || (gain == top && r < h)) top = gain, h = r;
     }
-    int best = 0, onto = -1, up = solve_lift(v, e, h), up_node = solve_lift_node(v, e, v->node[h]), ban = e == v->ban_e ? v->ban_r : -1;
+    int best = (int)v->floor, onto = -1, up = solve_lift(v, e, h), up_node = solve_lift_node(v, e, v->node[h]), ban = e == v->ban_e ? v->ban_r : -1;
     int64_t most_gain = (int64_t)up + up_node + v->most_out - v->least_keep; // of a pair, anywhere
     if ((most_gain >> 12) * (flow_min(q[h], v->most_amount) >> v->amount_shift) <= v->floor) hi = 0; // no nodes
     int pairs = flow_min(q[h], v->most_amount), from = v->node[h];
@@ -401,15 +401,18 @@ SOLVE_BIG int64_t solve_round(Solve *v, uint64_t *seed, int64_t now_ps, int64_t 
     solve_refresh(v, sharp);
     solve_break(v, seed);
     for (int more = 1, n = 0; more && n < 8; n++) {
-        solve_scan_all(v, 0, v->R, 0);
+        int fresh = n % 2 == 0;
         uint64_t key_seed = *seed;
-        SOLVE_FOR(e, v->E) { // up to half, or all, of a score is taken off
-            uint64_t state = key_seed + (uint64_t)e * 77;
-            int64_t score = v->key[e] >> 10;
-            if (blur) v->key[e] = ((score - (score * solve_draw(&state, 1024) >> (12 - blur))) << 10) | (v->key[e] & 1023);
+        if (fresh) solve_scan_all(v, 0, v->R, n > 0);
+        if (fresh && blur) {
+            SOLVE_FOR(e, v->E) { // up to half, or all, of a score is taken off
+                uint64_t state = key_seed + (uint64_t)e * 77;
+                int64_t score = v->key[e] >> 10;
+                v->key[e] = ((score - (score * solve_draw(&state, 1024) >> (12 - blur))) << 10) | (v->key[e] & 1023);
+            }
         }
         SOLVE_BARRIER();
-        more = solve_add(v, blur ? 1 + solve_draw(seed, 4) : 4, 1, 0, v->R);
+        more = solve_add(v, blur ? 1 + solve_draw(seed, 4) : 4, fresh, 0, v->R) || !fresh;
         SOLVE_BARRIER();
         SOLVE_ONE v->ban_e = v->ban_r = -1;
         SOLVE_BARRIER();
