@@ -55,11 +55,12 @@ SOLVE_LEAF void solve_price(Solve *v) {
     int64_t f_load = (v->u_load << SOLVE_PRICE) / load, f_rank = (v->u_rank >> v->quiet << SOLVE_PRICE) / tok;
     int64_t f_node = (v->u_node >> v->quiet << SOLVE_PRICE) / tok;
     SOLVE_ONE v->f_load = f_load, v->f_rank = f_rank, v->f_node = f_node;
+    int mean = (int)v->mean, most = flow_min(v->S, v->max_intra), cap = v->cap;
     SOLVE_FOR(r, v->R) {
         int compute = solve_share(f_load, v->w_load[r]);
         v->p_take[r] = compute + solve_share(f_rank, v->w_in[r]);
         v->p_keep[r] = compute - solve_share(f_rank, v->w_out[r]);
-        v->room[r] = v->held[r] >= v->S || v->held[r] >= v->max_intra || v->load[r] >= v->cap ? -1 : flow_max(0, (int)v->mean - v->load[r]);
+        v->room[r] = flow_max(0, mean - v->load[r]) | -((v->held[r] >= most) | (v->load[r] >= cap)); // no branch: many at a time
     }
     SOLVE_FOR(n, v->N) {
         v->pn_in[n] = solve_share(f_node, v->wn_in[n]);
@@ -67,12 +68,12 @@ SOLVE_LEAF void solve_price(Solve *v) {
     }
     SOLVE_BARRIER();
     SOLVE_FOR(n, v->N) {
-        int least = 1 << 30, most = -1;
+        int least = 1 << 30, widest = -1;
         for (int r = n * v->G; r < (n + 1) * v->G; r++) {
-            most = flow_max(most, v->room[r]);
+            widest = flow_max(widest, v->room[r]);
             least = flow_min(least, v->room[r] < 0 ? 1 << 30 : v->p_keep[r]);
         }
-        v->pn_least[n] = least, v->n_room[n] = most;
+        v->pn_least[n] = least, v->n_room[n] = widest;
     }
     SOLVE_BARRIER();
 }

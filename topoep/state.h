@@ -11,12 +11,18 @@
 #include "topoep/cost.h"
 #include "topoep/flow.h"
 
-#ifndef SOLVE_FOR
-#define SOLVE_FOR(i, n) for (int i = 0; i < (n); i++) // i split over the threads; iterations are independent
+#ifndef SOLVE_FOR // i split over the threads; iterations are independent (and compilers told so), the bound is read once
+#if defined __GNUC__ && !defined __clang__
+#define SOLVE_FOR(i, n) _Pragma("GCC ivdep") for (int i = 0, solve_n_ = (n); i < solve_n_; i++)
+#else
+#define SOLVE_FOR(i, n) for (int i = 0, solve_n_ = (n); i < solve_n_; i++)
+#endif
 #define SOLVE_ONE if (1)                              // on one thread
 #define SOLVE_BARRIER() ((void)0)                     // all threads; orders their accesses to memory
 #define SOLVE_MAX(x) (x)                              // the largest int64 of all threads, on all threads; a barrier too
 #define SOLVE_SUM(x) (x)                              // the sum, likewise
+#endif
+#ifndef SOLVE_LEAF
 #define SOLVE_LEAF HOSTDEV                            // a function with loops worth vectorising
 #endif
 #ifndef SOLVE_BIG

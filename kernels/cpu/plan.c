@@ -1,10 +1,5 @@
 // Plans on the CPU: the solver's single source, run by one thread.
 #include "kernels/cpu/dev.h"
-#define SOLVE_FOR(i, n) for (int i = 0; i < (n); i++)
-#define SOLVE_ONE if (1)
-#define SOLVE_BARRIER() ((void)0)
-#define SOLVE_MAX(x) (x)
-#define SOLVE_SUM(x) (x)
 #define SOLVE_LEAF static DEV_CLONES
 #include "topoep/policies.h"
 
