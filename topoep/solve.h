@@ -129,8 +129,20 @@ HOSTDEV int solve_score(const Solve *v, const int *q, const int *dt, Spot s, int
 }
 
 
-// For expert e: the holder to relieve, the rank from lo to hi - 1 where a copy scores most, and the score
-SOLVE_LEAF void solve_scan(Solve *v, int e, int lo, int hi) {
+// Gain of a pair of e that moves from h to node n, but for the receiving rank's price, and the rest of the spot
+HOSTDEV int solve_gain_node(const Solve *v, int e, int h, int n) {
+    int up = solve_lift(v, e, h);
+    return n == v->node[h] ? up : up + solve_lift_node(v, e, v->node[h]) - solve_lay_node(v, e, n);
+}
+HOSTDEV Spot solve_spot(const Solve *v, int e, int h, int n, int gain) {
+    int at = e * v->N + n, pairs = flow_min(v->q[e * v->R + h], v->most_amount), count = v->count[at];
+    Spot s = {gain, v->nd[at] - v->x[at], n != v->node[h], pairs, v->load[h], v->entry[at], 1, v->max_intra - count};
+    if (count > 0) s.above = v->fan[s.entry] < v->max_intra;
+    return s;
+}
+
+// For expert e: the holder to relieve, the node where a copy scores most (its first rank), and the score
+SOLVE_LEAF void solve_scan(Solve *v, int e) {
     const int *q = v->q + e * v->R, *dt = v->dt + e * v->R;
     int home = solve_home(v, e), hn = v->node[home], h = home, top = solve_lift(v, e, home) + solve_lift_node(v, e, hn);
     if (q[home] == 0) top = -(1 << 30);
@@ -138,26 +150,36 @@ SOLVE_LEAF void solve_scan(Solve *v, int e, int lo, int hi) {
         int r = v->owner[c], gain = solve_lift(v, e, r) + solve_lift_node(v, e, v->node[r]);
         if (gain > top || (gain == top && r < h)) top = gain, h = r;
     }
-    int best = (int)v->floor, onto = -1, up = solve_lift(v, e, h), up_node = solve_lift_node(v, e, v->node[h]), ban = e == v->ban_e ? v->ban_r : -1;
-    int64_t most_gain = (int64_t)up + up_node + v->most_out - v->least_keep; // of a pair, anywhere
-    if ((most_gain >> 12) * (flow_min(q[h], v->most_amount) >> v->amount_shift) <= v->floor) hi = 0; // no nodes
-    int pairs = flow_min(q[h], v->most_amount), from = v->node[h];
-    Spot top_spot = {0};
-    for (int n = v->node[lo]; n * v->G < hi; n++) {
-        int gain = n == from ? up : up + up_node - solve_lay_node(v, e, n), at = e * v->N + n, room = v->nd[at] - v->x[at];
-        int amount = n == from ? pairs : flow_min(pairs, flow_max(room, v->n_room[n]));
+    int best = (int)v->floor, onto = -1, ban = e == v->ban_e ? v->ban_r : -1, pairs = flow_min(q[h], v->most_amount), from = v->node[h];
+    int nodes = v->N, G = v->G;
+    int64_t most_gain = (int64_t)top + v->most_out - v->least_keep; // of a pair, anywhere
+    if ((most_gain >> 12) * (pairs >> v->amount_shift) <= best) nodes = 0;
+    for (int n = 0; n < nodes; n++) {
+        int gain = solve_gain_node(v, e, h, n), at = e * v->N + n, count = v->count[at], most = 0;
+        int amount = n == from ? pairs : flow_min(pairs, flow_max(v->nd[at] - v->x[at], v->n_room[n]));
         if ((int64_t)((gain - v->pn_least[n]) >> 12) * (amount >> v->amount_shift) <= best) continue;
-        int count = v->count[at], most = 0, first = flow_max(lo, n * v->G), last = flow_min(hi, (n + 1) * v->G);
         if (n == hn ? v->fan[home] >= v->max_intra : count == 0 && (v->wout[hn] >= v->max_inter || v->win[n] >= v->max_inter)) continue;
         if (v->without && (v->without & (n == hn ? PLAN_NO_STAGE2 : PLAN_NO_STAGE1) || (v->without & PLAN_NO_STAGE2 && count > 0))) continue;
-        Spot s = {gain, room, n != from, pairs, v->load[h], v->entry[at], 1, v->max_intra - count};
-        if (count > 0) s.above = v->fan[s.entry] < v->max_intra;
-        for (int r = first; r < last; r++) most = flow_max(most, solve_score(v, q, dt, s, r) & -(r != ban));
-        if (most > best) best = most, onto = first, top_spot = s;
+        Spot s = solve_spot(v, e, h, n, gain);
+        for (int r = n * G, last = r + G; r < last; r++) most = flow_max(most, solve_score(v, q, dt, s, r) & -(r != ban));
+        if (most > best) best = most, onto = n * G;
     }
-    while (onto >= 0 && (onto == ban || solve_score(v, q, dt, top_spot, onto) != best)) onto++;
     v->from[e] = h, v->onto[e] = onto;
     v->key[e] = onto < 0 ? 0 : ((int64_t)best << 10) | (PLAN_MAX_E - 1 - e);
+}
+
+// The rank of the node that solve_scan found: the best one, the lowest of equals
+HOSTDEV void solve_place(Solve *v, int e) {
+    int h = v->from[e], n = v->node[v->onto[e]], first = n * v->G, ban = e == v->ban_e ? v->ban_r : -1;
+    Spot s = solve_spot(v, e, h, n, solve_gain_node(v, e, h, n));
+    int64_t top = 0;
+    SOLVE_FOR(i, v->G) {
+        int r = first + i, score = r == ban ? 0 : solve_score(v, v->q + e * v->R, v->dt + e * v->R, s, r);
+        top = cost_max(top, ((int64_t)score << 10) | (PLAN_MAX_R - 1 - i));
+    }
+    top = SOLVE_MAX(top);
+    SOLVE_ONE v->onto[e] = first + PLAN_MAX_R - 1 - (int)(top & (PLAN_MAX_R - 1));
+    SOLVE_BARRIER();
 }
 
 SOLVE_LEAF int64_t solve_top(const Solve *v) { // the largest key
@@ -167,7 +189,7 @@ SOLVE_LEAF int64_t solve_top(const Solve *v) { // the largest key
 }
 
 // All scores afresh; `some`: only those that may come near the best score of the last time
-HOSTDEV void solve_scan_all(Solve *v, int lo, int hi, int some) {
+HOSTDEV void solve_scan_all(Solve *v, int some) {
     int out = 0, keep = 1 << 30;
     for (int n = 0; n < v->N; n++) out = flow_max(out, v->pn_out[n]), keep = flow_min(keep, v->pn_least[n]);
     SOLVE_BARRIER();
@@ -177,7 +199,7 @@ HOSTDEV void solve_scan_all(Solve *v, int lo, int hi, int some) {
     }
     SOLVE_BARRIER();
     for (int again = 1; again;) {
-        SOLVE_FOR(e, v->E) solve_scan(v, e, lo, hi);
+        SOLVE_FOR(e, v->E) solve_scan(v, e);
         SOLVE_BARRIER();
         int64_t top = solve_top(v) >> 10;
         again = top == 0 && v->floor > 0;
@@ -187,9 +209,9 @@ HOSTDEV void solve_scan_all(Solve *v, int lo, int hi, int some) {
     }
 }
 
-// One more copy on a rank from lo to hi - 1: of the best few by score the one that gains most. Scores are those of the last
+// One more copy: of the best few by score the one that gains most. Scores are those of the last
 // solve_scan_all, looked at afresh before they count (fresh: they are that still). Returns 0 if none gains.
-SOLVE_BIG int solve_add(Solve *v, int tries, int fresh, int lo, int hi) {
+SOLVE_BIG int solve_add(Solve *v, int tries, int fresh) {
     int64_t gain = cost_total(v->cost, solve_peaks(v)) >> v->shift << 8 >> SOLVE_GAIN;
     int chosen = -1, amount = 0, n = 0, tried[SOLVE_TRIES];
     int64_t score[SOLVE_TRIES];
@@ -198,7 +220,7 @@ SOLVE_BIG int solve_add(Solve *v, int tries, int fresh, int lo, int hi) {
         if (top == 0) break;
         int e = PLAN_MAX_E - 1 - (int)(top & (PLAN_MAX_E - 1));
         if (!fresh) {
-            SOLVE_ONE solve_scan(v, e, lo, hi);
+            SOLVE_ONE solve_scan(v, e);
             SOLVE_BARRIER();
             if (v->key[e] < top / 2) continue; // no longer one of the best
         }
@@ -206,6 +228,7 @@ SOLVE_BIG int solve_add(Solve *v, int tries, int fresh, int lo, int hi) {
         SOLVE_BARRIER();
         SOLVE_ONE v->key[e] = 0;
         SOLVE_BARRIER();
+        solve_place(v, e);
         int d = solve_line(v, e, v->from[e], v->onto[e]);
         if (d == 0) continue;
         int64_t g = -solve_delta(v, e, v->from[e], v->onto[e], d);
@@ -225,9 +248,9 @@ SOLVE_BIG int solve_add(Solve *v, int tries, int fresh, int lo, int hi) {
 // Copies as long as they gain, within the budget there is; f.tries 1: as long as the scores of one look suffice. Returns how many.
 SOLVE_BIG int solve_grow(Solve *v, Effort f) {
     int added = 0, some = 0, fresh = 1, most = 2 * v->R * v->S; // copies can be lost again in the exchange: no bound by itself
-    solve_scan_all(v, 0, v->R, 0);
+    solve_scan_all(v, 0);
     while (added < most) {
-        if (solve_add(v, f.tries, fresh, 0, v->R)) {
+        if (solve_add(v, f.tries, fresh)) {
             added++;
             if (added % f.levels == 0) {
                 solve_refresh(v, v->sharp);
@@ -240,7 +263,7 @@ SOLVE_BIG int solve_grow(Solve *v, Effort f) {
             if (fresh) some = 0;
             fresh = 1;
         }
-        if (fresh) solve_scan_all(v, 0, v->R, some);
+        if (fresh) solve_scan_all(v, some);
     }
     return added;
 }
@@ -403,7 +426,7 @@ SOLVE_BIG int64_t solve_round(Solve *v, uint64_t *seed, int64_t now_ps, int64_t 
     for (int more = 1, n = 0; more && n < 8; n++) {
         int fresh = n % 2 == 0;
         uint64_t key_seed = *seed;
-        if (fresh) solve_scan_all(v, 0, v->R, n > 0);
+        if (fresh) solve_scan_all(v, n > 0);
         if (fresh && blur) {
             SOLVE_FOR(e, v->E) { // up to half, or all, of a score is taken off
                 uint64_t state = key_seed + (uint64_t)e * 77;
@@ -412,7 +435,7 @@ SOLVE_BIG int64_t solve_round(Solve *v, uint64_t *seed, int64_t now_ps, int64_t 
             }
         }
         SOLVE_BARRIER();
-        more = solve_add(v, blur ? 1 + solve_draw(seed, 4) : 4, fresh, 0, v->R) || !fresh;
+        more = solve_add(v, blur ? 1 + solve_draw(seed, 4) : 4, fresh) || !fresh;
         SOLVE_BARRIER();
         SOLVE_ONE v->ban_e = v->ban_r = -1;
         SOLVE_BARRIER();
