@@ -468,7 +468,7 @@ HOSTDEV void policy_topoep(Solve *v, PlanEffort effort, int64_t *scratch) {
         if (effort != EFFORT_LOW && !(v->without & PLAN_NO_PORTFOLIO)) policy_portfolio(v, scratch, 0);
     }
     uint64_t seed = 1;
-    int size = v->R * v->E, usual = flow_max(8, flow_min(60, 32768 / size)), low = flow_min(32, 2048 / size); // what time allows
+    int size = v->R * v->E, usual = flow_max(8, flow_min(60, 32768 / size)), low = flow_max(0, flow_min(64, 4096 / size - 1)); // what time allows
     solve_rounds(v, &seed, effort == EFFORT_LOW ? low : effort == EFFORT_HIGH ? flow_max(200, flow_min(2000, 8192000 / size)) : usual);
 }
 
