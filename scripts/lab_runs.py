@@ -11,10 +11,16 @@ class Fault(Exception):
 
 
 def main_of(name, main):
-    """Runs main(); a Fault is one line and status 2, a file or program that the system refuses status 3, Ctrl-C or SIGTERM 130"""
+    """Runs main(); a Fault is one line and status 2, a file or program that the system refuses status 3, a reader that has
+    left 141, Ctrl-C or SIGTERM 130"""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sys.exit(main())
+        status = main()
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except Fault as fault:
         print(f"{name}: {fault}", file=sys.stderr)
         sys.exit(2)

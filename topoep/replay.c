@@ -104,6 +104,9 @@ static CostModel cost_model(Settings *o, const TraceHeader *h) {
 static void open_trace(Source *s, Settings *o, const char *name, const char *cluster, CostModel *m, Cost *cost) {
     TraceHeader h;
     trace_read_close(trace_read_open(name, &h));
+    static const char *const generated[] = {"experts", "layers", "steps", "skew", "seed"};
+    for (int i = 0; i < 5; i++)
+        CHECK_USAGE(!given(o, generated[i]), "--%s says what is generated, but %s is a recorded trace (hint: leave it out)", generated[i], name);
     *m = cost_model(o, &h);
     CHECK_USAGE(cluster || !o->nodes || h.R % o->nodes == 0, "%d ranks of the trace do not fill %lld nodes", h.R,
                 (long long)o->nodes);
@@ -160,6 +163,9 @@ int main(int argc, char **argv) {
     int n = flags_parse(o->flags, "replay", o->synopsis, argc, argv), study = o->headline || o->scale;
     CHECK_USAGE(!study || n == 1, "%d arguments, expected one: a cluster file (hint: topoep/clusters/h800-4x8.conf)", n);
     CHECK_USAGE(n == 1 || n == 2, "%d arguments, expected a demand and a cluster file (hint: --help)", n);
+    CHECK_USAGE(!o->headline || !o->scale, "--headline and --scale are two studies (hint: one after the other)");
+    CHECK_USAGE(study || source_is_trace(argv[1]) || o->warm < o->steps, "--warm %lld of --steps %lld leaves none to look at",
+                (long long)o->warm, (long long)o->steps);
     Study st = {.cluster = argv[1], .how = plan_flags_options(&o->how, POLICY_TOPOEP, 1), .hop_us = o->hop_us,
                 .plan_us = o->plan_us, .seed = (uint64_t)o->seed,
                 .layers = given(o, "layers") ? (int)o->layers : o->headline ? 6 : 2,
