@@ -468,7 +468,7 @@ HOSTDEV void solve_rounds(Solve *v, uint64_t *seed, int rounds) {
 
 // Parameters of pass k, 0..SOLVE_PASSES-1
 HOSTDEV Effort solve_pass(const Solve *v, PlanEffort effort, int k) {
-    const int tries[] = {1, 3, 3, 6, 6, 8, 8}, sharps[] = {14, 10, 20, 40, 14, 24, 8}, levels[] = {8, 16, 16, 32, 32, 64, 64};
+    const int tries[] = {1, 3, 3, 6, 6, 8, 8}, sharps[] = {14, 10, 20, 40, 14, 24, 8}, levels[] = {5, 16, 16, 32, 32, 64, 64};
     int slots = v->R * v->S, sharper = effort == EFFORT_LOW ? 2 : effort == EFFORT_HIGH ? 6 : 3;
     Effort f = {tries[k], flow_max(1, slots / (k ? 8 : 4)), flow_max(1, slots / levels[k]), sharps[k], sharper};
     return f;
