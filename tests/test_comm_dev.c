@@ -285,6 +285,7 @@ static void cases(Bench *b, size_t largest) {
 typedef struct Layout {
     int ranks, nodes;
     const char *devices; // of the emulation: enough for all ranks, and what crosses nodes goes through NCCL
+    const char *wire;    // what of NCCL is in use: "windows" and messages; "puts": windows and puts
 } Layout;
 
 static void rank_body(Comm *world, void *arg) {
@@ -307,21 +308,31 @@ static void rank_body(Comm *world, void *arg) {
     dev_free(d);
 }
 
-static void run_layout(void *arg) {
-    Layout *l = arg;
+static void run_in(const Layout *l, void (*body)(Comm *, void *)) {
     setenv("EMU_DEVICES", l->devices, 1);
-    comm_run(NULL, NULL, l->ranks, l->nodes, rank_body, NULL);
+    if (!strcmp(l->wire, "windows") || !strcmp(l->wire, "puts")) {
+        char node[16];
+        snprintf(node, sizeof node, "%d", l->ranks / l->nodes);
+        setenv("MOE_WINDOWS", "nccl", 1);
+        setenv("MOE_WIRE", strcmp(l->wire, "puts") ? "messages" : "puts", 1);
+        setenv("EMU_LSA", node, 1); // no pointers from node to node
+    }
+    comm_run(NULL, NULL, l->ranks, l->nodes, body, (void *)l);
 }
+static void run_layout(void *arg) { run_in(arg, rank_body); }
 
 static void collectives(void **state) {
     (void)state;
-    static Layout layouts[] = {{1, 1, "1"}, {2, 1, "1"}, {2, 2, "1"}, {3, 1, "1"}, {4, 1, "1"}, {4, 2, "1"}, {4, 4, "1"}, {6, 3,
-        "1"},
-                               {2, 1, "2"}, {2, 2, "2"}, {4, 2, "4"}, {6, 3, "6"}};
+    static Layout layouts[] = {
+        {1, 1, "1", "nothing"},  {2, 1, "1", "nothing"},  {2, 2, "1", "nothing"},  {3, 1, "1", "nothing"},
+        {4, 1, "1", "nothing"},  {4, 2, "1", "nothing"},  {4, 4, "1", "nothing"},  {6, 3, "1", "nothing"},
+        {2, 1, "2", "messages"}, {2, 2, "2", "messages"}, {4, 2, "4", "messages"}, {6, 3, "6", "messages"},
+        {4, 1, "4", "windows"},  {4, 2, "4", "windows"},  {2, 2, "2", "puts"},     {4, 2, "4", "puts"},     {6, 3, "6", "puts"},
+    };
     for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++) {
         Child c = child_call(run_layout, &layouts[k]);
-        if (c.status) fail_msg("%d ranks in %d nodes on %s devices: status %d\n%s", layouts[k].ranks, layouts[k].nodes,
-                               layouts[k].devices, c.status, c.out);
+        if (c.status) fail_msg("%d ranks in %d nodes on %s devices, by %s of NCCL: status %d\n%s", layouts[k].ranks, layouts[k].nodes,
+                               layouts[k].devices, layouts[k].wire, c.status, c.out);
     }
 }
 
@@ -360,22 +371,25 @@ static void disagreements(void **state) {
 // A rank never comes. The others wait as long as they are told to, once, whatever else they have to do, and say so.
 static void stay_away(Comm *world, void *arg) {
     const CommInfo *i = comm_info(world);
-    (void)arg;
+    const Layout *l = arg;
     Dev *d = dev_init((DevOptions){.threads = 1, .place = i->rank, .shared = 1});
     comm_bind(world, d);
     Bench b = {world, i, d};
     char *row = ((char **)comm_window(world, 4096, "test"))[i->rank];
     int zero[2] = {0, 0}, *n_send = upload(&b, zero, sizeof zero), *n_recv = upload(&b, zero, sizeof zero);
     while (i->rank == 2) pause();
-    comm_node_barrier(world);
-    comm_dev_allgather(world, row, n_send, 8);
+    if (!strcmp(l->wire, "nothing")) {
+        comm_node_barrier(world);
+        comm_dev_allgather(world, row, n_send, 8);
+        comm_sum(world, upload(&b, zero, sizeof zero), 1);
+        comm_dev_barrier(world);
+    }
     comm_rows(world, &(Rows){row, row + 2048, 16}, 1, n_recv, n_send, 0, 4);
-    comm_sum(world, upload(&b, zero, sizeof zero), 1);
-    comm_dev_barrier(world);
     dev_download(d, zero, n_recv, sizeof zero);
     printf("rank %d went on without rank 2", i->rank);
+    while (i->rank) pause();
 }
-static void run_stay_away(void *arg) { comm_run(NULL, NULL, 4, *(int *)arg, stay_away, NULL); }
+static void run_stay_away(void *arg) { run_in(arg, stay_away); }
 static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -383,13 +397,14 @@ static double seconds(void) {
 }
 static void absences(void **state) {
     (void)state;
+    static Layout layouts[] = {{4, 1, "1", "nothing"}, {4, 2, "1", "nothing"}, {4, 2, "4", "puts"}};
     setenv("MOE_PATIENCE", "2", 1);
-    for (int nodes = 1; nodes <= 2; nodes++) {
+    for (int k = 0; k < 3; k++) {
         double begin = seconds();
-        Child c = child_call(run_stay_away, &nodes);
-        // on two nodes also rank 3 is late, as it waits for rank 2
-        if (c.status != STATUS_COMM || !strstr(c.out, "waited 2 s") || !strstr(c.out, GPU && nodes == 1 ? "rank 2 to meet rank" : "rank"))
-            fail_msg("%d nodes: status %d\n%s", nodes, c.status, c.out);
+        Child c = child_call(run_stay_away, &layouts[k]);
+        const char *who = GPU && k != 1 ? "rank 2 to meet rank" : "rank"; // on two nodes also rank 3 may be late, as it waits for rank 2
+        if (c.status != STATUS_COMM || !strstr(c.out, "waited 2 s") || !strstr(c.out, who))
+            fail_msg("%d nodes, %s of NCCL: status %d\n%s", layouts[k].nodes, layouts[k].wire, c.status, c.out);
         assert_true(seconds() - begin < 12); // a rank other than 0 speaks 5 s later
     }
     unsetenv("MOE_PATIENCE");

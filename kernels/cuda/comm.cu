@@ -1,6 +1,6 @@
 // Collectives and windows of the device, among ranks that reach each other's memory: threads of one process (virtual ranks, on
-// one GPU or several; pointers are plain) and processes of one machine (CUDA IPC). What crosses nodes whose ranks have a GPU
-// each: nccl.cu.
+// one GPU or several; pointers are plain) and processes of one node (NCCL's symmetric windows, or CUDA IPC). What crosses nodes whose
+// ranks have a GPU each: nccl.cu and symmetric.cu.
 //
 // Ranks meet on the device: a kernel of one block writes a number into every peer's control window and waits for theirs. So
 // nothing here waits on the host, and all of it can be recorded in a graph and replayed: the numbers count in device memory.
@@ -19,16 +19,6 @@ __attribute__((constructor)) static void queues(void) { setenv("CUDA_DEVICE_MAX_
 struct Who { // ranks first + j step, j < n
     int me, first, step, n;
 };
-
-static __device__ bool given_up(const Control *own) { return flag_acquire(own->patience.given_up) != 0; }
-
-static __device__ void give_up(const Control *own, int me, int peer) {
-    const Patience &p = own->patience;
-    if (atomicExch(p.given_up, 1u)) return;
-    p.late->rank = p.world[me], p.late->peer = p.world[peer];
-    __threadfence_system();
-    *(volatile unsigned *)&p.late->set = 1;
-}
 
 // Until the peer has come to this meeting. Not longer than patience lasts, and once it has ended not at all: what is still to run
 // then is run with what is there, until the host looks (dev_wait).
@@ -359,27 +349,34 @@ static void *reach(CommDev *v, int r, const Handle *h, const char *what) {
     return p;
 }
 
-static Window *window_make(CommDev *v, size_t bytes, const char *what) {
+// The machine's processes reach each other's memory by handles, threads by the address.
+static void share(CommDev *v, Window *w, const char *what) {
+    const CommInfo *i = v->i;
+    Handle own = {w->own, {}}, *all = (Handle *)host_alloc(SIZE(i->size, sizeof *all));
+    if (!v->one_process) CUDA_CHECK(cudaIpcGetMemHandle(&own.ipc, w->own));
+    comm_allgather(v->c, all, &own, sizeof own);
+    for (int r = 0; r < i->size; r++) w->reach[r] = r == i->rank ? w->own : reach(v, r, &all[r], what);
+    free(all);
+}
+
+Window *window_make(CommDev *v, size_t bytes, const char *what) {
     const CommInfo *i = v->i;
     Window *w = (Window *)host_alloc(sizeof *w);
     w->peer = (void **)host_alloc(SIZE(i->size, sizeof(void *)));
     w->reach = (void **)host_alloc(SIZE(i->size, sizeof(void *)));
-    bytes = bytes ? bytes : 1;
-    cudaError_t e = cudaMalloc(&w->own, bytes);
-    CHECK_DEVICE(e == cudaSuccess, "no memory for the window \"%s\": %zu bytes asked for on GPU %d: %s (hint: a smaller --micro-batch or "
-                 "--seq, or more ranks)", what, bytes, v->device, cudaGetErrorString(e));
-    CUDA_CHECK(cudaMemsetAsync(w->own, 0, bytes, v->d->stream));
-    CUDA_CHECK(cudaStreamSynchronize(v->d->stream));
-    Handle own = {w->own, {}}, *all = (Handle *)host_alloc(SIZE(i->size, sizeof *all));
-    if (!v->one_process) CUDA_CHECK(cudaIpcGetMemHandle(&own.ipc, w->own));
-    comm_allgather(v->c, all, &own, sizeof own);
-    for (int r = 0; r < i->size; r++) {
-        w->reach[r] = r == i->rank ? w->own : reach(v, r, &all[r], what);
-        if (r / i->G == i->node) w->peer[r] = w->reach[r];
-    }
     CUDA_CHECK(cudaMalloc(&w->reach_dev, SIZE(i->size, sizeof(void *))));
+    w->bytes = bytes = bytes ? bytes : 1;
+    if (v->symmetric) {
+        symmetric_window(v, w, bytes, what);
+    } else {
+        cudaError_t e = cudaMalloc(&w->own, bytes);
+        CHECK_DEVICE(e == cudaSuccess, "no memory for the window \"%s\": %zu bytes asked for on GPU %d: %s (hint: a smaller "
+                     "--micro-batch or --seq, or more ranks)", what, bytes, v->device, cudaGetErrorString(e));
+        share(v, w, what);
+    }
+    CUDA_CHECK(cudaMemsetAsync(w->own, 0, bytes, v->d->stream));
+    for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) w->peer[r] = w->reach[r];
     dev_upload(v->d, w->reach_dev, w->reach, SIZE(i->size, sizeof(void *)));
-    free(all);
     w->next = v->windows;
     v->windows = w;
     comm_barrier(v->c); // zeroed, before a peer writes into it
@@ -390,11 +387,12 @@ void **comm_window(Comm *c, size_t bytes, const char *what) { return window_make
 
 static void window_unreach(CommDev *v, Window *w) {
     for (int r = 0; r < v->i->size; r++)
-        if (w->reach[r] && !same_process(v, r)) CUDA_CHECK(cudaIpcCloseMemHandle(w->reach[r]));
+        if (w->reach[r] && !w->symmetric && !same_process(v, r)) CUDA_CHECK(cudaIpcCloseMemHandle(w->reach[r]));
 }
 
-static void window_close(Window *w) {
-    CUDA_CHECK(cudaFree(w->own));
+static void window_close(CommDev *v, Window *w) {
+    if (w->symmetric) symmetric_window_free(v, w);
+    else CUDA_CHECK(cudaFree(w->own));
     CUDA_CHECK(cudaFree(w->reach_dev));
     free(w->peer), free(w->reach), free(w);
 }
@@ -409,7 +407,7 @@ void comm_window_free(Comm *c, void **peer) {
     comm_barrier(c); // no peer works in it any more
     window_unreach(v, w);
     comm_barrier(c);
-    window_close(w);
+    window_close(v, w);
 }
 
 // ---- life ----------------------------------------------------------------------------------------------------------------
@@ -427,12 +425,42 @@ static void peer_access(CommDev *v) {
     }
 }
 
+// A word of the environment: one of two, or NULL
+static const char *asked_for(const char *name, const char *one, const char *other) {
+    const char *word = getenv(name);
+    CHECK_USAGE(!word || !strcmp(word, one) || !strcmp(word, other), "%s is \"%s\" in the environment, expected %s or %s (hint: "
+                "without it the program chooses)", name, word, one, other);
+    return word;
+}
+
+// NCCL is for ranks with a GPU each. It carries what crosses nodes, and makes the windows of processes.
+static void nccl_choose(CommDev *v, bool alone, char *why, size_t room) {
+    const CommInfo *i = v->i;
+    const char *windows = asked_for("MOE_WINDOWS", "ipc", "nccl"), *wire = asked_for("MOE_WIRE", "messages", "puts");
+    const bool forced = windows && !strcmp(windows, "nccl");
+    const bool puts = i->N > 1 && (wire ? !strcmp(wire, "puts") : !v->one_process || forced);
+    const bool want = forced || (!windows && (!v->one_process || (puts && wire)));
+    if (i->size == 1) return;
+    if (puts && wire && !want) snprintf(why, room, "they need NCCL's windows, and MOE_WINDOWS is ipc");
+    if (!alone && want) snprintf(why, room, "NCCL wants a GPU for each rank");
+    if (alone && (i->N > 1 || want)) v->nccl = wire_open(v, why, room);
+    if (i->N > 1) v->wire = v->nccl;
+    CHECK_COMM(i->N == 1 || v->wire || v->one_process, "%d nodes of several processes, which exchange by NCCL: %s (hint: NCCL_DEBUG=WARN in "
+               "the environment says more; without NCCL one node, or one process with --virtual-ranks)", i->N, why);
+    if (v->nccl && want) symmetric_open(v, puts, why, room);
+    CHECK_COMM(!forced || v->symmetric, "MOE_WINDOWS=nccl, but they cannot be used: %s", why);
+}
+
 // How ranks reach each other, for the start of the log. The largest group's way stands there: the world's, the first to be opened
 static void ways_say(CommDev *v, const char *why) {
+    const char *wire = asked_for("MOE_WIRE", "messages", "puts");
+    CHECK_COMM(!wire || strcmp(wire, "puts") || v->i->N == 1 || symmetric_puts(v), "MOE_WIRE=puts, but they cannot be used: %s", why);
     if (strstr(v->d->name, ", ranks by ")) return;
     size_t at = strlen(v->d->name);
-    snprintf(v->d->name + at, sizeof v->d->name - at, ", ranks by %s%s%s%s%s", v->one_process ? "plain pointers" : "CUDA IPC",
-             v->i->N == 1 ? "" : v->wire ? ", nodes by NCCL" : ", nodes by copies", *why ? " (" : "", why, *why ? ")" : "");
+    snprintf(v->d->name + at, sizeof v->d->name - at, ", ranks by %s%s%s%s%s",
+             v->symmetric ? "NCCL's windows" : v->one_process ? "plain pointers" : "CUDA IPC",
+             v->i->N == 1 ? "" : symmetric_puts(v) ? ", nodes by NCCL's puts" : v->wire ? ", nodes by NCCL's messages" : ", nodes by copies",
+             *why ? " (" : "", why, *why ? ")" : "");
 }
 
 static void patience_tell(CommDev *v) {
@@ -443,42 +471,47 @@ static void patience_tell(CommDev *v) {
     free(p);
 }
 
-static CommDev *open_on(Comm *c, Dev *d, int machine, int world) {
-    CommDev *v = (CommDev *)host_alloc(sizeof *v);
-    const CommInfo *i = comm_info(c);
-    *v = CommDev{};
-    v->c = c, v->i = i, v->d = d, v->device = d->device, v->machine = machine, v->world = world;
-    d->patience_s = comm_patience_s(c);
-    CHECK_USAGE(i->size <= MAX_RANKS, "%d ranks in a group, %d are possible", i->size, MAX_RANKS);
+// Where all ranks sit. Whether each has a GPU of its own: NCCL takes no others.
+static bool places(CommDev *v) {
+    const CommInfo *i = v->i;
     v->place = (Place *)host_alloc(SIZE(i->size, sizeof(Place)));
-    Place own = {machine, (int)getpid(), d->device, world};
-    comm_allgather(c, v->place, &own, sizeof own);
+    Place own = {v->machine, (int)getpid(), v->device, v->world};
+    comm_allgather(v->c, v->place, &own, sizeof own);
     v->one_process = true;
-    bool alone = true; // every rank on a GPU of its own: NCCL takes no others
+    bool alone = true;
     int sharing = 0;
     for (int r = 0; r < i->size; r++) {
         v->one_process &= same_process(v, r);
-        bool same_gpu = v->place[r].machine == machine && v->place[r].device == own.device;
+        bool same_gpu = v->place[r].machine == v->machine && v->place[r].device == own.device;
         CHECK_USAGE(!same_gpu || same_process(v, r), "ranks %d and %d, two processes, share GPU %d (hint: as many processes per machine as "
                     "GPUs, or one process with --virtual-ranks)", i->rank, r, own.device);
         sharing += same_gpu;
         for (int q = 0; q < r; q++) alone &= v->place[q].machine != v->place[r].machine || v->place[q].device != v->place[r].device;
     }
-    CHECK_USAGE(sharing <= MAX_SHARED, "%d ranks share GPU %d, %d can (hint: fewer --virtual-ranks)", sharing, own.device,
-                MAX_SHARED);
+    CHECK_USAGE(sharing <= MAX_SHARED, "%d ranks share GPU %d, %d can (hint: fewer --virtual-ranks)", sharing, own.device, MAX_SHARED);
+    return alone;
+}
+
+static CommDev *open_on(Comm *c, Dev *d, int machine, int world) {
+    CommDev *v = (CommDev *)host_alloc(sizeof *v);
+    const CommInfo *i = comm_info(c);
+    char why[512] = "";
+    *v = CommDev{};
+    v->c = c, v->i = i, v->d = d, v->device = d->device, v->machine = machine, v->world = world;
+    d->patience_s = comm_patience_s(c);
+    CHECK_USAGE(i->size <= MAX_RANKS, "%d ranks in a group, %d are possible", i->size, MAX_RANKS);
+    const bool alone = places(v);
     peer_access(v);
     CUDA_CHECK(cudaStreamCreateWithFlags(&v->side, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&v->forked, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&v->joined, cudaEventDisableTiming));
-    char why[512] = "";
-    if (i->N > 1 && alone) v->wire = wire_open(v, why, sizeof why);
-    CHECK_COMM(i->N == 1 || v->wire || v->one_process, "%d nodes of several processes, which exchange by NCCL: %s (hint: NCCL_DEBUG=WARN in the environment "
-               "says more; without NCCL one node, or one process with --virtual-ranks)", i->N, why);
-    if (i->size > 1) ways_say(v, why);
+    nccl_choose(v, alone, why, sizeof why);
     Window *w = window_make(v, sizeof(Control), "control");
     v->control = (Control *const *)w->reach_dev, v->own = (Control *)w->own;
     patience_tell(v);
     if (i->size == 1) return v;
+    if (symmetric_puts(v)) symmetric_puts_try(v, why, sizeof why);
+    ways_say(v, why);
     w = window_make(v, PIECE * sizeof(wide), "sums: staging");
     v->stage = (wide *const *)w->reach_dev, v->own_stage = (wide *)w->own;
     w = window_make(v, (PIECE / (size_t)(v->wire ? i->G : i->size) + 1) * sizeof(wide), "sums: results");
@@ -502,14 +535,15 @@ void comm_dev_close(CommDev *v) {
     if (!v) return;
     CUDA_CHECK(cudaSetDevice(v->device));
     comm_dev_set(v->c, nullptr);
-    if (v->wire) wire_close(v->wire);
     comm_barrier(v->c); // no peer works in these windows any more
     for (Window *w = v->windows; w; w = w->next) window_unreach(v, w);
     comm_barrier(v->c);
     for (Window *w = v->windows, *next; w; w = next) {
         next = w->next;
-        window_close(w);
+        window_close(v, w);
     }
+    symmetric_close(v);
+    if (v->nccl) wire_close(v->nccl);
     CUDA_CHECK(cudaEventDestroy(v->forked));
     CUDA_CHECK(cudaEventDestroy(v->joined));
     CUDA_CHECK(cudaStreamDestroy(v->side));

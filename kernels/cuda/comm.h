@@ -39,6 +39,8 @@ struct Window { // one comm_window
     void *own, **peer; // host table, as comm_window returns it
     void **reach;      // host table of all that this rank reaches: its node, without a wire all ranks
     void **reach_dev;  // the same for kernels
+    size_t bytes;
+    struct Registered *symmetric; // with NCCL; or NULL
     Window *next;
 };
 
@@ -55,7 +57,9 @@ struct CommDev {
     cudaEvent_t forked, joined;
     Place *place;               // of all ranks
     bool one_process;           // all ranks
-    struct Wire *wire;          // NCCL between the nodes; NULL: one node, or messages between them are copies in one process
+    struct Wire *nccl;          // NULL: not in use
+    struct Wire *wire;          // the same, where it carries what crosses nodes; NULL: one node, or copies within one process
+    struct Symmetric *symmetric; // windows are NCCL's; NULL: plain pointers or CUDA IPC
     Window *windows;
     Control *const *control;    // device table
     Control *own;
@@ -65,7 +69,8 @@ struct CommDev {
 };
 
 // ---- nccl.cu: between the nodes of a group with a wire, in the order of a stream ------------------------------------------
-struct Wire *wire_open(CommDev *v, char *why, size_t room); // collective; NULL, and why (room bytes), where NCCL cannot be used
+// Of a group of one node only its communicator. Collective. NULL, and why (room bytes), where NCCL cannot be used
+struct Wire *wire_open(CommDev *v, char *why, size_t room);
 void wire_close(struct Wire *w);
 void wire_allgather(CommDev *v, void *out, const void *in, size_t bytes);
 void *wire_scratch(CommDev *v, size_t *bytes); // for what a call gathers
@@ -77,6 +82,39 @@ void wire_rows(CommDev *v, const Rows *arrays, int n_arrays, int *n_recv, const 
 void wire_blocks_room(CommDev *v, int most, size_t bytes);
 void wire_blocks(CommDev *v, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from, const BlockSeg *send,
                  const int *n_send, size_t block_bytes, size_t at, size_t bytes); // on v->side
+
+// ---- symmetric.cu: windows that NCCL registers, and puts into those of other nodes. All collective -------------------------
+// With v->nccl, before the group's first window: sets v->symmetric, or leaves it NULL and says why not; `puts`: and prepares them, or
+// says why not.
+void symmetric_open(CommDev *v, bool puts, char *why, size_t room);
+void symmetric_puts_try(CommDev *v, char *why, size_t room); // once Control is there: gives puts up, and says why, where they do not come
+bool symmetric_puts(const CommDev *v);
+void symmetric_close(CommDev *v);                            // after its windows
+void symmetric_window(CommDev *v, Window *w, size_t bytes, const char *what); // own memory, and the node's in w->reach
+void symmetric_window_free(CommDev *v, Window *w);
+// Between counterparts: the first n_send[n * stride] rows of block n of `from` to the start of block `node` of their `to`; n_recv[n *
+// stride]: how many came. `to` and `from` lie in windows of the group, at the same place on all ranks.
+struct Parcel {
+    void *to;
+    const void *from;
+    size_t row_bytes, block; // block: bytes from a node's block to the next
+};
+void symmetric_put(CommDev *v, cudaStream_t s, int lane, const Parcel *parcels, int n_parcels, int room, const int *n_send, int *n_recv,
+                   int stride); // lane 0: on the Dev's stream, 1: on the side stream
+
+// ---- comm.cu ------------------------------------------------------------------------------------------------------------------
+Window *window_make(CommDev *v, size_t bytes, const char *what);
+
+// Of a wait: see wait_for in comm.cu
+static __device__ bool given_up(const Control *own) { return flag_acquire(own->patience.given_up) != 0; }
+static __device__ void give_up(const Control *own, int me, int peer) {
+    const Patience &p = own->patience;
+    if (atomicExch(p.given_up, 1u)) return;
+    p.late->rank = p.world[me], p.late->peer = p.world[peer];
+    __threadfence_system();
+    *(volatile unsigned *)&p.late->set = 1;
+}
+
 // n bytes by `threads` threads, of which this is number `t`
 static __device__ void copy_bytes(char *to, const char *from, size_t n, size_t t, size_t threads) {
     size_t vectors = (((uintptr_t)to | (uintptr_t)from) & 15) == 0 ? n / 16 : 0;

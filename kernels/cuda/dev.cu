@@ -19,7 +19,8 @@ static void choose(Dev *d, DevOptions o) {
                  "(hint: what does nvidia-smi list?)", visible ? "\"" : "", visible ? visible : "not set", visible ? "\"" : "");
     CUDA_CHECK(code);
     CHECK_DEVICE(o.shared || o.place < count, "rank %d of this machine finds %d GPU%s: every process needs one of its own, and must see "
-                 "all of them (hint: fewer processes, srun --gpu-bind=none, or one process with --virtual-ranks for several ranks on one GPU)", o.place, count, count == 1 ? "" : "s");
+                 "all of them (hint: fewer processes, srun --gpu-bind=none, or one process with --virtual-ranks for several ranks on one GPU)",
+                 o.place, count, count == 1 ? "" : "s");
     d->device = o.place % count;
     CUDA_CHECK(cudaSetDevice(d->device));
 }

@@ -42,7 +42,7 @@ struct Dev {
     cublasHandle_t blas;
     bool hopper;            // grouped products by TMA and wgmma (group_choose)
     int poison;
-    char name[384];
+    char name[1024];
     size_t allocated;
     DevBlock *blocks;
     pthread_mutex_t lock;   // of blocks and allocated

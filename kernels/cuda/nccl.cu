@@ -1,8 +1,9 @@
 // What crosses nodes, by NCCL: groups of which every rank has a GPU of its own.
 //
-// NCCL wants counts on the host, the plan's are on the device, and the host is not to wait. So a message has the size of the
+// NCCL's calls want counts on the host, the plan's are on the device, and the host is not to wait. So a message has the size of the
 // room for it: rows go as whole blocks of `room`, blocks of experts as many as can go between two ranks; how many of them are
-// real goes along. That sends more than is needed (which comm_bytes_sent does not count); puts from a kernel would not.
+// real goes along. That sends more than is needed (which comm_bytes_sent does not count). Puts from a kernel (symmetric.cu) send
+// only what is real, where NCCL has them.
 #include "kernels/cuda/comm.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,14 +33,20 @@ static Nccl load() {
     n.name = FIND(name); \
     if (!n.name && !missing) missing = #name;
     NCCL_CALLS(X)
+    const char *first = missing;
+    NCCL_DEVICE_CALLS(X)
 #undef X
+#if NCCL_VERSION_CODE >= 22800
+    n.TeamLsa = FIND(TeamLsa);
+#endif
+    missing = first; // without the others it can be used as well
     if (n.GetVersion) n.GetVersion(&n.version);
     if (missing)
         snprintf(n.why, sizeof n.why, "libnccl.so.2 (version %d) has no nccl%s, this program was built for version %d (hint: a newer NCCL)",
                  n.version, missing, NCCL_VERSION_CODE);
     return n;
 }
-const Nccl &nccl() {
+const Nccl &nccl_calls() {
     static const Nccl found = load();
     return found;
 }
@@ -49,15 +56,16 @@ static bool all_have_nccl(CommDev *v, char *why, size_t room) {
     struct Found {
         int version;
         char why[sizeof Nccl{}.why];
-    } own = {nccl().version, {}}, *all = (Found *)host_alloc(SIZE(v->i->size, sizeof *all));
-    memcpy(own.why, nccl().why, sizeof own.why);
+    } own = {nccl_calls().version, {}}, *all = (Found *)host_alloc(SIZE(v->i->size, sizeof *all));
+    memcpy(own.why, nccl_calls().why, sizeof own.why);
     comm_allgather(v->c, all, &own, sizeof own);
     int bad = -1;
     for (int r = v->i->size - 1; r >= 0; r--)
         if (all[r].why[0] || all[r].version != all[0].version) bad = r;
     if (bad >= 0 && all[bad].why[0]) snprintf(why, room, "rank %d: %s", bad, all[bad].why);
     else if (bad >= 0)
-        snprintf(why, room, "rank 0 has NCCL %d, rank %d has %d (hint: the same version everywhere)", all[0].version, bad, all[bad].version);
+        snprintf(why, room, "rank 0 has NCCL %d, rank %d has %d (hint: the same version everywhere)", all[0].version, bad,
+                 all[bad].version);
     free(all);
     return bad < 0;
 }
@@ -71,9 +79,10 @@ static ncclComm_t group_open(CommDev *v, char *why, size_t room) {
         char why[200];
     } begin = {};
     if (v->i->rank == 0) {
-        ncclResult_t code = nccl().GetUniqueId(&begin.id);
+        ncclResult_t code = nccl_calls().GetUniqueId(&begin.id);
         if (code != ncclSuccess)
-            snprintf(begin.why, sizeof begin.why, "NCCL cannot begin: %s %s", nccl().GetErrorString(code), nccl().GetLastError(nullptr));
+            snprintf(begin.why, sizeof begin.why, "NCCL cannot begin: %s %s", nccl_calls().GetErrorString(code),
+                     nccl_calls().GetLastError(nullptr));
     }
     comm_bcast(v->c, &begin, sizeof begin, 0);
     snprintf(why, room, "%s", begin.why);
@@ -83,15 +92,6 @@ static ncclComm_t group_open(CommDev *v, char *why, size_t room) {
     return all;
 }
 
-struct Wire {
-    ncclComm_t all, column, blocks; // the group; this place's ranks in every node, by node; the same, for the side stream
-    char *scratch;                  // of one call at a time
-    size_t scratch_bytes;
-    int *heads, *heads_in;          // (N) rows to and from each node
-    int most;                       // blocks between two ranks,
-    size_t bytes, message;          // of so many bytes; a message: HEAD, then `most` blocks
-    char *out, *in;                 // (N) messages
-};
 constexpr size_t HEAD = 256; // bytes in front of a message of blocks: an int, how many are there
 
 static void *take(size_t bytes, const char *what) {
@@ -108,6 +108,7 @@ Wire *wire_open(CommDev *v, char *why, size_t room) {
     if (!all) return nullptr;
     Wire *w = (Wire *)host_alloc(sizeof *w);
     w->all = all;
+    if (i->N == 1) return w;
     NCCL_CHECK(CommSplit(w->all, i->rank % i->G, i->rank, &w->column, nullptr));
     NCCL_CHECK(CommSplit(w->all, i->rank % i->G, i->rank, &w->blocks, nullptr));
     size_t part = (PIECE / (size_t)i->G + 1) * sizeof(wide), small = SIZE(i->size, 1024);
@@ -119,13 +120,11 @@ Wire *wire_open(CommDev *v, char *why, size_t room) {
 }
 
 void wire_close(Wire *w) {
-    NCCL_CHECK(CommDestroy(w->blocks));
-    NCCL_CHECK(CommDestroy(w->column));
+    if (w->blocks) NCCL_CHECK(CommDestroy(w->blocks));
+    if (w->column) NCCL_CHECK(CommDestroy(w->column));
     NCCL_CHECK(CommDestroy(w->all));
     CUDA_CHECK(cudaFree(w->scratch));
     CUDA_CHECK(cudaFree(w->heads));
-    CUDA_CHECK(cudaFree(w->out));
-    CUDA_CHECK(cudaFree(w->in));
     free(w);
 }
 
@@ -161,25 +160,24 @@ static __global__ void rows_heads_kernel(int *heads, unsigned long long *sent, c
         *sent += heads[n] * (unsigned long long)bytes;
     }
 }
-static __global__ void rows_came_kernel(int *n_recv, const int *heads, int N, int node, int known) {
+static __global__ void rows_came_kernel(const Control *own, int *n_recv, const int *heads, int N, int node, int known) {
+    const bool alone = given_up(own);
     for (int n = 0; n < N; n++) {
         int rows = n == node ? 0 : heads[n];
-        if (known && n != node && n_recv[n] != rows) {
+        if (known && n != node && n_recv[n] != rows && !alone) {
             printf("%d rows expected from node %d, which sent %d: the ranks disagree on what they exchange\n", n_recv[n], n,
                    rows);
             __trap();
         }
-        if (!known || n != node) n_recv[n] = rows;
+        if (!known || (n != node && !alone)) n_recv[n] = rows;
     }
 }
 
-void wire_rows(CommDev *v, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
+// Whole blocks, and how many rows of them are real
+static void rows_exchange(CommDev *v, const Rows *arrays, int n_arrays, int room) {
     Wire *w = v->wire;
     const CommInfo *i = v->i;
     cudaStream_t s = v->d->stream;
-    size_t row_bytes = 0;
-    for (int a = 0; a < n_arrays; a++) row_bytes += arrays[a].row_bytes;
-    LAUNCH(rows_heads_kernel, 1, 1, 0, s, w->heads, &v->own->bytes_sent, n_send, i->N, i->node, room, row_bytes);
     NCCL_CHECK(GroupStart());
     for (int n = 0; n < i->N; n++) {
         if (n == i->node) continue;
@@ -192,7 +190,24 @@ void wire_rows(CommDev *v, const Rows *arrays, int n_arrays, int *n_recv, const 
         }
     }
     NCCL_CHECK(GroupEnd());
-    LAUNCH(rows_came_kernel, 1, 1, 0, s, n_recv, w->heads_in, i->N, i->node, known);
+}
+
+void wire_rows(CommDev *v, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room) {
+    Wire *w = v->wire;
+    const CommInfo *i = v->i;
+    cudaStream_t s = v->d->stream;
+    CHECK_COMM(n_arrays <= MAX_ARRAYS, "%d arrays of rows at once, %d are possible", n_arrays, MAX_ARRAYS);
+    size_t row_bytes = 0;
+    for (int a = 0; a < n_arrays; a++) row_bytes += arrays[a].row_bytes;
+    LAUNCH(rows_heads_kernel, 1, 1, 0, s, w->heads, &v->own->bytes_sent, n_send, i->N, i->node, room, row_bytes);
+    if (symmetric_puts(v)) {
+        Parcel p[MAX_ARRAYS];
+        for (int a = 0; a < n_arrays; a++) p[a] = {arrays[a].to, arrays[a].from, arrays[a].row_bytes, arrays[a].row_bytes * (size_t)room};
+        symmetric_put(v, s, 0, p, n_arrays, room, w->heads, w->heads_in, 1);
+    } else {
+        rows_exchange(v, arrays, n_arrays, room);
+    }
+    LAUNCH(rows_came_kernel, 1, 1, 0, s, v->own, n_recv, w->heads_in, i->N, i->node, known);
 }
 
 // ---- blocks --------------------------------------------------------------------------------------------------------------
@@ -202,8 +217,8 @@ void wire_blocks_room(CommDev *v, int most, size_t bytes) {
     w->most = most;
     w->bytes = bytes;
     w->message = HEAD + (SIZE(most, (int64_t)bytes) + HEAD - 1) / HEAD * HEAD;
-    w->out = (char *)take(SIZE(v->i->N, (int64_t)w->message), "copies of experts on their way out");
-    w->in = (char *)take(SIZE(v->i->N, (int64_t)w->message), "copies of experts on their way in");
+    w->out = (char *)window_make(v, SIZE(v->i->N, (int64_t)w->message), "copies of experts on their way out")->own;
+    w->in = (char *)window_make(v, SIZE(v->i->N, (int64_t)w->message), "copies of experts on their way in")->own;
 }
 
 struct Packing {
@@ -214,9 +229,9 @@ struct Packing {
 
 // Block (b, n): its share of node n's message; list[k], the k-th of that node, is block k of it. pack: into the message, else out of it.
 static __global__ void blocks_move_kernel(Packing p, void *const *table, const BlockSeg *list, const int *count,
-                                          unsigned long long *sent, int pack) {
+                                          Control *own, int pack) {
     int n = blockIdx.y, k = 0;
-    if (n == p.node) return;
+    if (n == p.node || (!pack && given_up(own))) return;
     char *message = p.messages + n * p.message;
     for (int j = 0; j < *count; j++) {
         if (list[j].node != n) continue;
@@ -236,7 +251,7 @@ static __global__ void blocks_move_kernel(Packing p, void *const *table, const B
     }
     if (!pack) return;
     *(int *)message = k;
-    atomicAdd(sent, k * (unsigned long long)p.bytes);
+    atomicAdd(&own->bytes_sent, k * (unsigned long long)p.bytes);
 }
 
 void wire_blocks(CommDev *v, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from,
@@ -248,16 +263,21 @@ void wire_blocks(CommDev *v, void *const *to, const BlockSeg *recv, const int *n
     dim3 grid(16, (unsigned)i->N);
     size_t message = HEAD + SIZE(w->most, (int64_t)bytes);
     Packing p = {w->out, w->message, block_bytes, at, bytes, w->most, i->N, i->node};
-    LAUNCH(blocks_move_kernel, grid, THREADS, 0, v->side, p, (void *const *)from, send, n_send, &v->own->bytes_sent, 1);
-    NCCL_CHECK(GroupStart());
-    for (int n = 0; n < i->N; n++) {
-        if (n == i->node) continue;
-        NCCL_CHECK(Send(w->out + n * w->message, message, ncclChar, n, w->blocks, v->side));
-        NCCL_CHECK(Recv(w->in + n * w->message, message, ncclChar, n, w->blocks, v->side));
+    LAUNCH(blocks_move_kernel, grid, THREADS, 0, v->side, p, (void *const *)from, send, n_send, v->own, 1);
+    if (symmetric_puts(v)) {
+        const Parcel parts = {w->in + HEAD, w->out + HEAD, bytes, w->message};
+        symmetric_put(v, v->side, 1, &parts, 1, w->most, (int *)w->out, (int *)w->in, (int)(w->message / sizeof(int)));
+    } else {
+        NCCL_CHECK(GroupStart());
+        for (int n = 0; n < i->N; n++) {
+            if (n == i->node) continue;
+            NCCL_CHECK(Send(w->out + n * w->message, message, ncclChar, n, w->blocks, v->side));
+            NCCL_CHECK(Recv(w->in + n * w->message, message, ncclChar, n, w->blocks, v->side));
+        }
+        NCCL_CHECK(GroupEnd());
     }
-    NCCL_CHECK(GroupEnd());
     p.messages = w->in;
-    LAUNCH(blocks_move_kernel, grid, THREADS, 0, v->side, p, to, recv, n_recv, &v->own->bytes_sent, 0);
+    LAUNCH(blocks_move_kernel, grid, THREADS, 0, v->side, p, to, recv, n_recv, v->own, 0);
 }
 #else
 Wire *wire_open(CommDev *, char *why, size_t room) {

@@ -1,6 +1,6 @@
 // NCCL among threads of one process. A call does its work when the operations of all its ranks have come to the heads of their
 // streams; ranks that call different things there, or in different order, are found.
-#include "nccl.h"
+#include "nccl_device.h"
 extern "C" {
 #include "kernels/check.h"
 }
@@ -38,11 +38,20 @@ struct Sent {
     std::shared_ptr<bool> taken;
 };
 
+struct Put { // of bytes, or of a signal
+    int sender;
+    char *to;
+    const char *from;
+    size_t bytes;
+    uint64_t *signal, add;
+};
 struct Group { // the device's lock holds while work runs; `lock` while hosts meet
     int size;
     std::vector<int> device;
     std::map<long, Round> rounds;
     std::map<std::pair<int, int>, std::deque<Sent>> sent; // from, to
+    std::map<std::pair<int, int>, std::vector<Put>> puts; // on their way to a rank, by context, in their order
+    std::vector<uint64_t *> signals;                      // of all ranks
 };
 typedef std::shared_ptr<Group> GroupPtr;
 
@@ -56,8 +65,9 @@ struct EmuNccl {
     GroupPtr group;
     int rank;
     long run;    // collectives run so far, in the order of execution
-    long splits;
+    long splits, exchanges;
     std::string name;
+    std::vector<uint64_t> signals;
 };
 
 namespace {
@@ -65,7 +75,7 @@ namespace {
 // All ranks of a group come with the same name; the last makes the group.
 EmuNccl *meet(const std::string &name, int rank, int size) {
     std::unique_lock<std::mutex> hold(lock);
-    EmuNccl *c = new EmuNccl{nullptr, rank, 0, 0, name};
+    EmuNccl *c = new EmuNccl{nullptr, rank, 0, 0, 0, name, {}};
     int device;
     cudaGetDevice(&device);
     std::vector<EmuNccl *> &all = meetings[name];
@@ -167,7 +177,7 @@ extern "C" {
 const char *ncclGetErrorString(ncclResult_t r) { return r == ncclSuccess ? "no error" : "invalid argument"; }
 const char *ncclGetLastError(ncclComm_t) { return launcher_size() > 1 ? "(the emulation's NCCL is for threads of one process)" : ""; }
 int emu_nccl_there(void) { return !lacks("nccl"); }
-ncclResult_t ncclGetVersion(int *version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
+ncclResult_t ncclGetVersion(int *version) { return *version = NCCL_VERSION_CODE - lacks("version"), ncclSuccess; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     static int made;
@@ -224,4 +234,119 @@ ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t, int peer, 
 ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s) {
     return add(c, s, {RECEIVE, nullptr, (char *)to, count, peer}, count);
 }
+}
+
+// ---- windows and puts ------------------------------------------------------------------------------------------------------
+struct EmuWindow {
+    EmuNccl *owner;
+    std::vector<std::pair<char *, size_t>> parts; // of all ranks
+};
+
+namespace {
+
+// Every rank of a group gives something, and gets what all have given, in the order of the ranks.
+template <class T> std::vector<T> exchange(EmuNccl *c, const char *what, T own) {
+    static std::map<std::string, std::map<int, T>> told;
+    std::string name = c->name + what + std::to_string(c->exchanges++);
+    std::unique_lock<std::mutex> hold(lock);
+    std::map<int, T> &all = told[name];
+    all[c->rank] = own;
+    news.notify_all();
+    news.wait(hold, [&] { return (int)all.size() == c->group->size; });
+    std::vector<T> list;
+    for (auto &one : all) list.push_back(one.second);
+    return list;
+}
+
+int lsa_size(const EmuNccl *c) {
+    const char *text = getenv("EMU_LSA");
+    return text ? atoi(text) : c->group->size;
+}
+int peer_of(const ncclDevComm &comm, ncclTeam team, int peer) { return comm.rank + (peer - team.rank) * team.stride; }
+
+char *part_of(const EmuWindow *w, int rank, size_t at, size_t bytes, const char *what) {
+    if (!w) fail("NCCL: %s no window", what);
+    const auto &part = w->parts[(size_t)rank];
+    if (at + bytes > part.second) fail("NCCL: %s bytes %zu to %zu of a window of %zu", what, at, at + bytes, part.second);
+    return part.first + at;
+}
+
+std::vector<Put> &on_the_way(Group &g, int receiver, int context) { return g.puts[{receiver, context}]; }
+
+void land(std::vector<Put> &puts, int sender) { // -1: of all
+    std::vector<Put> left;
+    for (Put &p : puts) {
+        if (sender >= 0 && p.sender != sender) {
+            left.push_back(p);
+            continue;
+        }
+        if (p.bytes && !lacks("arrivals")) memcpy(p.to, p.from, p.bytes);
+        if (p.signal && !lacks("arrivals")) *p.signal += p.add;
+    }
+    puts = left;
+}
+
+} // namespace
+
+extern "C" {
+ncclResult_t ncclMemAlloc(void **p, size_t bytes) { return cudaMalloc(p, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t ncclMemFree(void *p) { return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclInvalidArgument; }
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t c, void *p, size_t bytes, ncclWindow_t *w, int flags) {
+    if (flags != NCCL_WIN_COLL_SYMMETRIC || where(p, bytes, "a window") != DEVICE) return ncclInvalidArgument;
+    auto parts = exchange(c, "window", std::make_pair((char *)p, bytes));
+    for (auto &part : parts)
+        if (part.second != bytes) fail("NCCL: windows of %zu and %zu bytes are registered together", bytes, part.second);
+    w->at = lacks("windows") ? nullptr : new EmuWindow{c, parts};
+    return ncclSuccess;
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t w) {
+    if (!w || w.at->owner != c) return ncclInvalidArgument;
+    return delete w.at, ncclSuccess;
+}
+
+ncclResult_t ncclDevCommCreate(ncclComm_t c, const ncclDevCommRequirements *need, ncclDevComm *comm) {
+    *comm = {c, c->rank, c->group->size, 0};
+    if (lacks("puts")) return ncclInvalidUsage;
+    if (!c->signals.empty()) return ncclInvalidArgument;
+    comm->ginContextCount = (uint8_t)need->ginContextCount;
+    c->signals.resize((size_t)need->ginSignalCount);
+    auto all = exchange(c, "signals", c->signals.data());
+    std::lock_guard<std::mutex> hold(lock);
+    c->group->signals = all;
+    return ncclSuccess;
+}
+ncclResult_t ncclDevCommDestroy(ncclComm_t c, const ncclDevComm *comm) { return comm->emu == c ? ncclSuccess : ncclInvalidArgument; }
+
+ncclTeam ncclTeamLsa(ncclComm_t c) { return {lsa_size(c), c->rank % lsa_size(c), 1}; }
+}
+
+void *ncclGetLsaPointer(ncclWindow_t w, size_t offset, int peer) {
+    const EmuNccl *c = w.at->owner;
+    if (peer < 0 || peer >= lsa_size(c)) fail("NCCL: no pointer to rank %d of %d", peer, lsa_size(c));
+    return part_of(w.at, c->rank / lsa_size(c) * lsa_size(c) + peer, offset, 0, "a pointer to");
+}
+
+static void send(const ncclDevComm &comm, int receiver, int context, Put put) {
+    std::vector<Put> &all = on_the_way(*comm.emu->group, receiver, context);
+    all.push_back(put);
+    const char *order = getenv("EMU_ORDER");
+    if (order && !strcmp(order, "reverse")) land(all, -1);
+}
+void ncclGin::put(ncclTeam team, int peer, ncclWindow_t to, size_t to_at, ncclWindow_t from, size_t from_at, size_t bytes) const {
+    int receiver = peer_of(comm, team, peer);
+    send(comm, receiver, context, {comm.rank, part_of(to.at, receiver, to_at, bytes, "a put to"),
+                                   part_of(from.at, comm.rank, from_at, bytes, "a put from"), bytes, nullptr, 0});
+}
+void ncclGin::signal(ncclTeam team, int peer, ncclGin_SignalAdd action) const {
+    int receiver = peer_of(comm, team, peer);
+    uint64_t *to = comm.emu->group->signals[(size_t)receiver] + action.signal;
+    send(comm, receiver, context, {comm.rank, nullptr, nullptr, 0, to, action.value});
+}
+uint64_t ncclGin::readSignal(ncclGinSignal_t signal) const {
+    land(on_the_way(*comm.emu->group, comm.rank, context), -1);
+    return comm.emu->signals.at(signal);
+}
+void ncclGin::flush(ncclCoopThread) const {
+    for (int r = 0; r < comm.nRanks; r++) land(on_the_way(*comm.emu->group, r, context), comm.rank);
 }

@@ -31,12 +31,22 @@ says 6 "no kernel image is available|make BACKEND=cuda CUDA_ARCHS=" EMU_LACKS=im
 says 6 "GPU 0 cannot reach the memory of GPU 1|(hint: " EMU_DEVICES=2 EMU_LACKS=peer $emu/train --virtual-ranks 2
 says 2 "MOE_GROUPED is \"fast\"|expected portable or sm90" MOE_GROUPED=fast $emu/train
 says 0 "grouped products portable" MOE_GROUPED=portable $emu/train
-says 0 "nodes by NCCL" EMU_DEVICES=2 $emu/train --virtual-ranks 2 --nodes 2
+says 0 "ranks by plain pointers, nodes by NCCL's messages" EMU_DEVICES=2 $emu/train --virtual-ranks 2 --nodes 2
 says 0 "nodes by copies (rank 0: |NCCL is not here" EMU_DEVICES=2 EMU_LACKS=nccl $emu/train --virtual-ranks 2 --nodes 2
+nodes="EMU_DEVICES=4 EMU_LSA=2 MOE_WINDOWS=nccl MOE_PATIENCE=2" two="$emu/train --virtual-ranks 4 --nodes 2"
+says 0 "ranks by NCCL's windows, nodes by NCCL's puts" $nodes $two
+says 0 "ranks by NCCL's windows, nodes by NCCL's messages" $nodes MOE_WIRE=messages $two
+says 0 "nodes by NCCL's messages (rank 0: puts between nodes (GIN): " $nodes EMU_LACKS=puts $two
+says 0 "nodes by NCCL's messages (rank 0: a trial put did not arrive within 2 s" $nodes EMU_LACKS=arrivals $two
+says 5 "MOE_WIRE=puts, but they cannot be used: rank 0: puts between nodes" $nodes EMU_LACKS=puts MOE_WIRE=puts $two
+says 5 "MOE_WINDOWS=nccl, but they cannot be used: rank 0: NCCL makes no" $nodes EMU_LACKS=windows $two
+says 5 "but they cannot be used: rank 0: NCCL is version 22808 here|(hint: build with the same)" $nodes EMU_LACKS=version $two
+says 5 "but they cannot be used: rank 0: NCCL has pointers among 1 ranks, a node is 2" $nodes EMU_LSA=1 $two
+says 2 "MOE_WIRE is \"fast\"|expected messages or puts" EMU_DEVICES=2 MOE_WIRE=fast $emu/train --virtual-ranks 2
 if command -v mpirun >/dev/null && [ -n "${MPIRUN:-}" ]; then
     says 6 "rank 1 of this machine finds 1 GPU" EMU_DEVICES=1 $MPIRUN -n 2 $emu/train
     says 6 "cannot reach the window|rank 1 on the same machine" EMU_DEVICES=2 EMU_LACKS=peer $MPIRUN -n 2 $emu/train
-    says 0 "ranks by CUDA IPC" EMU_DEVICES=2 $MPIRUN -n 2 $emu/train
+    says 0 "ranks by CUDA IPC (NCCL cannot begin" EMU_DEVICES=2 $MPIRUN -n 2 $emu/train
     says 5 "2 nodes of several processes, which exchange by NCCL: NCCL cannot begin|for threads of one process" EMU_DEVICES=2 $MPIRUN -n 2 $emu/train --nodes 2
 fi
 [ $failed = 0 ] && echo "each says what it is, what to do, and ends"

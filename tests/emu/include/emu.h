@@ -6,7 +6,8 @@
 //   EMU_ORDER    forward (default), reverse, random[:seed]    threads of a block, blocks of a grid, when cp.async lands
 //   EMU_STREAMS  late (default: only what the host waits for), early (all that may run, at once), random[:seed]
 //   EMU_DEVICES  how many devices there are (1)         EMU_MEMORY  bytes of each (8 GiB)
-//   EMU_LACKS    of this, what it names does not work: driver, image, peer, nccl (a comma between)
+//   EMU_LACKS    of this, what it names does not work: driver, image, peer, nccl,
+//                version (of NCCL: an older one), windows, puts, arrivals (of puts); a comma between
 //   EMU_STRICT   1: the host cannot touch device memory EMU_WAIT    seconds without progress that are a deadlock (60)
 // A fault (divergent barrier, deadlock, overrun, wrong pointer) prints what was found and aborts.
 #ifndef EMU_H
