@@ -1,9 +1,9 @@
 // Memory with a row for each pair that may arrive or cross: receive buffers, crossings on their way, the experts' activations.
 //
 // How many come only the device knows. Room for the worst case, every pair of every rank at one, costs nothing where untouched
-// pages do not (CPU). Elsewhere there is less (MoeConfig.recv_room): a route that needs more places what it can, raises a flag that
-// keeps all ranks from an update (moe_faults), and notes its need (topoep/route.h). After the step all ranks together make new
-// buffers, and the step is run again.
+// pages do not (CPU). Elsewhere there is less (MoeConfig.recv_room): a route that needs more places what it can, raises a flag
+// that keeps all ranks from an update (moe_faults), and notes its need (topoep/route.h). After the step all ranks together make
+// new buffers, and the step is run again.
 #include "kernels/check.h"
 #include "moe/internal.h"
 #include <assert.h>
@@ -25,9 +25,11 @@ static int room_for(double mean, double factor, int most) {
 // Means: of an even choice of experts, in a full microbatch
 RouteShape room_shape(const MoeConfig *c, int R, int N) {
     CHECK_USAGE(most_rows(c, R) * (c->K + 1) < INT_MAX / 2,
-                "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)", (long long)most_rows(c, R));
-    CHECK_USAGE((int64_t)N * c->max_BT * c->K * 2 < INT_MAX, "%d nodes and %d tokens with %d experts each: more pairs that may cross "
-                "than an int counts (hint: a smaller --micro-batch)", N, c->max_BT, c->K);
+                "%lld rows can arrive at one rank, more than an int counts (hint: a smaller --micro-batch)",
+                (long long)most_rows(c, R));
+    CHECK_USAGE((int64_t)N * c->max_BT * c->K * 2 < INT_MAX,
+                "%d nodes and %d tokens with %d experts each: more pairs that may cross than an int counts (hint: a smaller "
+                "--micro-batch)", N, c->max_BT, c->K);
     CHECK_USAGE(c->recv_room >= 0, "room for %g times the mean of what a rank receives, expected 0 or more", c->recv_room);
     RouteShape s = {.R = R, .N = N, .E = c->E, .K = c->K, .S = c->S, .max_BT = c->max_BT, .dedup = c->dedup,
                     .slicing = !(c->plan.without & PLAN_NO_SLICING)};
@@ -80,7 +82,9 @@ static void *hold(Moe *m, void *p) {
     return m->held[m->n_held++] = p;
 }
 static void *buffer(Moe *m, size_t bytes, const char *what) { return hold(m, dev_alloc(m->d, bytes, what)); }
-static void *table(Moe *m, void *const *peer, size_t skip, void *last) { return hold(m, peers_table(m->d, peer, m->R, skip, last)); }
+static void *table(Moe *m, void *const *peer, size_t skip, void *last) {
+    return hold(m, peers_table(m->d, peer, m->R, skip, last));
+}
 static void **window(Moe *m, size_t bytes, const char *what) {
     assert(m->n_windows < ROOM_WINDOWS);
     return m->windows[m->n_windows++] = comm_window(m->ep, bytes, what);

@@ -137,6 +137,7 @@ static void options_refused(void **state) {
         {3, {"train", "--width", "1"}, "width", 0}, {3, {"train", "--init-std", "0"}, "init-std", 0}, {3, {"train", "--out", ""}, "out", 0},
         {3, {"train", "--steps", "1000000000000000001"}, "steps", 0},
         {3, {"train", "--balance", "best"}, "balance", 0}, {3, {"train", "--slots", "33"}, "slots", 0},
+        {3, {"train", "--recv-room", "-0.5"}, "recv-room", 0}, {3, {"train", "--recv-room", "nan"}, "recv-room", 0},
         {5, {"train", "--resume", "x", "--layers", "3"}, "layers", 1}, {5, {"train", "--resume", "x", "--seed", "8"}, "seed", 1},
         {5, {"train", "--resume", "x", "--optimizer", "sgd"}, "optimizer", 1}, {4, {"train", "--resume", "x", "--tied"}, "tied", 1},
         {5, {"train", "--resume", "x", "--dense-layers", "1"}, "dense-layers", 1}, {5, {"train", "--resume", "x", "--model", "1m"}, "model", 1},
@@ -514,11 +515,57 @@ static void runs(void **state) {
     temp_remove(dir);
 }
 
+// Evaluations and steps that begin with too little room for rows: what they give, and that they have grown.
+typedef struct Room {
+    Options *o;
+    double val[2], loss;
+    int grown, reruns;
+    MoeRoom room;
+} Room;
+
+static void room_body(Comm *world, void *arg) {
+    Room *r = arg;
+    Trainer *t = host_alloc(sizeof *t);
+    StepStats s;
+    trainer_open(t, world, r->o);
+    double first = trainer_eval(t, 0).loss;
+    int grown = moe_room(t->moe).grown;
+    trainer_step(t, &s);
+    double second = trainer_eval(t, 3).loss;
+    if (t->info->rank == 0) *r = (Room){r->o, {first, second}, s.loss, grown, s.reruns, moe_room(t->moe)};
+    trainer_close(t);
+    free(t);
+}
+
+static void little_room(void **state) {
+    (void)state;
+    char *dir = temp_dir();
+    make_shard(dir, "train", 2000);
+    make_shard(dir, "val", 400);
+    Room r[3] = {{0}};
+    static const char *const factors[] = {"0", "0.3", "-1"};
+    for (int i = 0; i < 3; i++) {
+        char *out = str_format("%s/room%d", dir, i);
+        r[i].o = parse(27, "--data", dir, "--out", out, "--layers", "2", "--width", "16", "--heads", "2", "--kv-heads", "1", "--head-size", "8",
+                       "--experts", "4", "--expert-width", "8", "--seq", "12", "--batch", "8", "--recv-room", factors[i], "--router-skew", "2",
+                       "--overwrite");
+        comm_run(&(int){0}, &(char **){NULL}, 4, 2, room_body, &r[i]);
+        free_options(r[i].o);
+        free(out);
+    }
+    assert_true(r[0].grown == 0 && r[0].reruns == 0 && r[0].val[0] > 4 && r[0].val[0] != r[0].val[1]);
+    assert_true(r[1].grown > 0 && r[1].val[0] == r[0].val[0] && r[1].val[1] == r[0].val[1] && r[1].loss == r[0].loss);
+    assert_int_equal(r[1].room.needed_crossings > 0, 1);
+    assert_true(r[1].room.bytes < r[0].room.bytes);
+    assert_true(r[2].room.grown == 0 && r[2].room.rows == r[0].room.rows); // the CPU's own choice is the worst case
+    temp_remove(dir);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedule), cmocka_unit_test(options), cmocka_unit_test(options_refused), cmocka_unit_test(restored),
         cmocka_unit_test(shares), cmocka_unit_test(optimizer), cmocka_unit_test(sampling), cmocka_unit_test(bars),
         cmocka_unit_test(folders), cmocka_unit_test(log_goes_on), cmocka_unit_test(restored_damaged),
-        cmocka_unit_test(runs)};
+        cmocka_unit_test(runs), cmocka_unit_test(little_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
