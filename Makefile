@@ -50,7 +50,7 @@ hosts    = $(wildcard kernels/*.c kernels/cpu/comm_mpi.c kernels/cpu/comm_thread
 sources  = $(filter-out $(tools:%=%.c),$(hosts) $(if $(filter cpu,$(BACKEND)),$(wildcard kernels/cpu/*.c)))
 cu       = $(if $(filter-out cpu,$(BACKEND)),$(wildcard kernels/cuda/*.cu)) $(if $(filter emu,$(BACKEND)),$(wildcard tests/emu/*.cc))
 objects  = $(sort $(sources:%.c=$(BUILD)/obj/%.o)) $(addprefix $(BUILD)/obj/,$(addsuffix .o,$(basename $(cu))))
-tests    = $(patsubst tests/%.c,$(BUILD)/%,$(filter-out $(if $(filter-out cpu,$(BACKEND)),tests/test_cpu_%),$(wildcard tests/test_*.c))) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests)) $(if $(filter emu,$(BACKEND)),$(BUILD)/test_emu)
+tests    = $(patsubst tests/%.c,$(BUILD)/%,$(filter-out $(if $(filter-out cpu,$(BACKEND)),tests/test_cpu_%),$(wildcard tests/test_*.c))) $(if $(filter-out cpu,$(BACKEND)),$(cu_tests)) $(if $(filter emu,$(BACKEND)),$(patsubst tests/emu/%.cu,$(BUILD)/%,$(wildcard tests/emu/test_*.cu)))
 cu_tests = $(patsubst tests/cuda/%.c,$(BUILD)/%,$(wildcard tests/cuda/test_*.c))
 # a test of a GPU ends as skipped where there is none
 skip     = $(if $(filter cuda,$(BACKEND)),$(BUILD)/obj/tests/cuda/skip.o)
@@ -131,7 +131,7 @@ $(BUILD)/test_%: $(BUILD)/obj/tests/test_%.o $(skip) $(BUILD)/libtest.a $(BUILD)
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 $(BUILD)/test_cuda_%: $(BUILD)/obj/tests/cuda/test_cuda_%.o $(skip) $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
-$(BUILD)/test_emu: $(BUILD)/obj/tests/emu/test_emu.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
+$(BUILD)/test_emu_%: $(BUILD)/obj/tests/emu/test_emu_%.o $(BUILD)/libtest.a $(BUILD)/libmoe.a
 	$(call say,ld,$@)$(CC) $(CFLAGS) $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 tests: $(tests) all
 

@@ -64,19 +64,23 @@ finish() {
     rm -rf "$started"
 }
 
-# The CUDA backend: its sources emulated, in fp32 and bf16, and compared with build/train; compiled for GPUs where nvcc is. A
-# program runs on one core: the longest come first. Tests of ops run their cases in three orders of threads by themselves.
+# The CUDA backend: its sources emulated, in fp32, in bf16 and under the address sanitizer, and compared with build/train; compiled for
+# GPUs where nvcc is. A program runs on one core: the longest come first. Tests of ops try three orders of threads by themselves.
 emulated() {
-    local emu=build/cuda-emu bf16=build/cuda-emu-bf16 test order
-    local of_emu="cuda_plan moe model attention gemm checkpoint ops router route comm_dev cuda_step emu" of_bf16="attention gemm ops router cuda_step"
+    local emu=build/cuda-emu bf16=build/cuda-emu-bf16 asan=build/cuda-emu-asan test order
+    local of_emu="cuda_plan layout moe model attention gemm checkpoint ops router route comm_dev cuda_step emu_kernels emu_host"
+    local of_bf16="attention gemm ops router cuda_step"
+    local of_asan="attention gemm ops router route cuda_step emu_kernels emu_host"
     targets="build/train build/prepare" build build
     targets="$emu/train $(printf "$emu/test_%s " $of_emu)" build $emu BACKEND=emu REAL=float
     targets="$bf16/train $(printf "$bf16/test_%s " $of_bf16)" build $bf16 BACKEND=emu REAL=bf16
+    targets=$(printf "$asan/test_%s " $of_asan) build $asan BACKEND=emu REAL=float OPT="-O1 -g" SAN=-fsanitize=address
     start "cuda-emu/ways" tests/emu/ways.sh
     start "cuda-emu/steps" tests/emu/steps.sh build $emu $bf16
     start "cuda-emu/start" tests/emu/start.sh
     for test in $of_emu; do start "cuda-emu/test_$test" $emu/test_$test; done
     for test in $of_bf16; do start "cuda-emu-bf16/test_$test" $bf16/test_$test; done
+    for test in $of_asan; do ASAN_OPTIONS=detect_leaks=0 start "cuda-emu-asan/test_$test" $asan/test_$test; done
     for order in reverse random:1; do
         for test in route comm_dev; do EMU_ORDER=$order EMU_STREAMS=random:1 start "cuda-emu/test_$test, $order" $emu/test_$test; done
     done
