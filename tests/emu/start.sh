@@ -33,11 +33,11 @@ says 2 "MOE_GROUPED is \"fast\"|expected portable or sm90" MOE_GROUPED=fast $emu
 says 0 "grouped products portable" MOE_GROUPED=portable $emu/train
 says 0 "ranks by plain pointers, nodes by NCCL's messages" EMU_DEVICES=2 $emu/train --virtual-ranks 2 --nodes 2
 says 0 "nodes by copies (rank 0: |NCCL is not here" EMU_DEVICES=2 EMU_LACKS=nccl $emu/train --virtual-ranks 2 --nodes 2
-nodes="EMU_DEVICES=4 EMU_LSA=2 MOE_WINDOWS=nccl MOE_PATIENCE=2" two="$emu/train --virtual-ranks 4 --nodes 2"
+nodes="EMU_DEVICES=4 EMU_LSA=2 MOE_WINDOWS=nccl" two="$emu/train --virtual-ranks 4 --nodes 2"
 says 0 "ranks by NCCL's windows, nodes by NCCL's puts" $nodes $two
 says 0 "ranks by NCCL's windows, nodes by NCCL's messages" $nodes MOE_WIRE=messages $two
 says 0 "nodes by NCCL's messages (rank 0: puts between nodes (GIN): " $nodes EMU_LACKS=puts $two
-says 0 "nodes by NCCL's messages (rank 0: a trial put did not arrive within 2 s" $nodes EMU_LACKS=arrivals $two
+says 0 "nodes by NCCL's messages (rank 0: a trial put did not arrive within 5 s" $nodes MOE_PATIENCE=5 EMU_LACKS=arrivals $two
 says 5 "MOE_WIRE=puts, but they cannot be used: rank 0: puts between nodes" $nodes EMU_LACKS=puts MOE_WIRE=puts $two
 says 5 "MOE_WINDOWS=nccl, but they cannot be used: rank 0: NCCL makes no" $nodes EMU_LACKS=windows $two
 says 5 "but they cannot be used: rank 0: NCCL is version 22808 here|(hint: build with the same)" $nodes EMU_LACKS=version $two
