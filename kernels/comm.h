@@ -37,7 +37,8 @@ const CommInfo *comm_info(const Comm *c);
 // ---- windows -------------------------------------------------------------------------------------------------------
 // The same amount of memory on every rank of the group, each rank's readable and writable by all ranks of its node.
 // Returns a host table of `size` pointers: peer[r] is r's memory, NULL for a rank of another node; peer[own] never NULL.
-// Zeroed, page-aligned. Collective. Lives until comm_window_free, or until the group is freed (world: end of comm_run).
+// Zeroed, page-aligned. Nothing is made while the device counts (dev_count_begin). Collective. Lives until comm_window_free, or until
+// the group is freed (world: end of comm_run).
 void **comm_window(Comm *c, size_t bytes, const char *what);
 // Gives one back. Collective. A GPU may wait for all its kernels meanwhile, and they for other ranks' that are not launched yet: so
 // between comm_barriers of all the ranks that share it.

@@ -52,6 +52,7 @@ typedef struct DevOptions {
     int threads; // CPU threads of this rank; 0 = as OpenMP says
     int place;   // this rank among those of its machine: which GPU is its own
     int shared;  // virtual ranks: several may have the same GPU
+    int ranks;   // of its machine, which share its memory or its GPUs; 0 = 1
     int poison;  // fill new memory with NaN instead of zero, so that a read of unwritten rows shows
     int strict;  // tests: memory cannot be touched outside ops, so that a host access to it crashes
 } DevOptions;
@@ -63,12 +64,25 @@ void *dev_alloc(Dev *d, size_t bytes, const char *what);    // zeroed (or poison
 void dev_release(Dev *d, void *p);                          // what dev_alloc returned, or NULL; waits for the ops so far and forgets
                                                             // a record, which may use it. A GPU may wait for all ranks' ops on it
 int dev_lazy(const Dev *d);                                 // 1: of its memory and windows, pages never touched cost nothing (CPU)
-double dev_available(const Dev *d);                          // bytes that its memory has left for all ranks on it; INFINITY: unknown
-size_t dev_allocated(const Dev *d);                         // bytes asked for and not released
+double dev_available(const Dev *d);                          // bytes that its memory has left for this rank; INFINITY: unknown
 void dev_upload(Dev *d, void *dst, const void *host, size_t bytes);
 void dev_download(Dev *d, void *host, const void *src, size_t bytes);
 void dev_copy(Dev *d, void *dst, const void *src, size_t bytes);
 void dev_zero(Dev *d, void *dst, size_t bytes);
+
+// What memory is for. weights: parameters and biases; optimizer: moments, masters; activations: what a forward leaves for its
+// backward; windows: rows received and sent; slots: copies of experts and their gradients; plans: demand, plans, routes;
+// workspace: buffers that all layers share, and the backend's own.
+typedef enum { MEMORY_WEIGHTS, MEMORY_GRADIENTS, MEMORY_OPTIMIZER, MEMORY_ACTIVATIONS, MEMORY_WINDOWS, MEMORY_SLOTS, MEMORY_PLANS,
+               MEMORY_WORKSPACE, MEMORY_KINDS } MemoryKind;
+extern const char *const memory_names[MEMORY_KINDS];
+void dev_kind(Dev *d, MemoryKind k);                    // of what dev_alloc and comm_window take from here on
+size_t dev_taken(Dev *d, size_t bytes[MEMORY_KINDS]);   // and not released, of this device and the groups bound to it (comm_bind); bytes
+                                                        // overwritten unless NULL; returns the sum
+// From begin to end nothing is taken: dev_alloc and comm_window count, and return what must not be touched; dev_upload,
+// dev_copy and dev_zero do nothing. So the code that will take memory says beforehand how much.
+void dev_count_begin(Dev *d);
+void dev_count_end(Dev *d, size_t bytes[MEMORY_KINDS]);
 
 // ---- a step that repeats -------------------------------------------------------------------------------------------
 // From begin to end ops are recorded instead of run, with their arguments: pointers, sizes, numbers. dev_replay runs the record (a

@@ -1,6 +1,24 @@
 // The backward pass: forward.c upside down, but for the head, whose gradient d_nf the forward has already made. dx is the gradient of the residual stream, from the last layer to the first.
 #include "model/state.h"
 
+// What the forward did not keep of layer l. The last layer's is still in the buffers that all layers share.
+static void make_again(Model *m, int l, int B, int T, const int *first) {
+    const ModelConfig *c = &m->c;
+    const Block *b = &m->blocks[l];
+    Recompute again = l + 1 < c->L ? m->run.recompute : RECOMPUTE_NONE;
+    int BT = B * T;
+    dev_stage(m->d, STAGE_ATTENTION);
+    if (again >= RECOMPUTE_BLOCK) {
+        forward_attention(m, l, B, T, NO_CACHE, first);
+    } else if (again >= RECOMPUTE_NORMS) {
+        dev_rmsnorm(m->d, b->n1, b->rstd1, b->x, b->w_ln1, BT, c->C, (wide)c->eps);
+        dev_qk_rope(m->d, b->qk, b->qk_rstd, b->qkv, b->w_qnorm, b->w_knorm, B, T, 0, c->NH, c->NKV, c->HS, c->theta, (wide)c->eps);
+        dev_rmsnorm(m->d, b->n2, b->rstd2, b->xmid, b->w_ln2, BT, c->C, (wide)c->eps);
+    }
+    dev_stage(m->d, STAGE_EXPERTS);
+    if (again >= RECOMPUTE_UP && b->moe < 0) ffn_up(m->d, b->gu, b->n2, b->w_mlp, BT, c->C, c->F_dense);
+}
+
 static void backward_block(Model *m, int l) {
     const ModelConfig *c = &m->c;
     const Block *b = &m->blocks[l];
@@ -9,7 +27,9 @@ static void backward_block(Model *m, int l) {
     int ld_qk = (NH + NKV) * HS, ld_qkv = (NH + 2 * NKV) * HS;
     const real *k = b->qk + NH * HS, *v = b->qkv + ld_qk;
     AttnShape shape = {.B = B, .Tq = T, .Tk = T, .NH = NH, .NKV = NKV, .HS = HS, .ldq = ld_qk, .ldk = ld_qk, .ldv = ld_qkv};
+    const int *first = m->masked ? m->first + m->at : NULL;
 
+    make_again(m, l, B, T, first);
     dev_stage(d, STAGE_EXPERTS);
     if (b->moe >= 0) moe_backward(m->moe, b->moe, m->dn, m->dx, b->n2, B, T, m->pass);
     else ffn_backward(d, m->dn, b->g_mlp, b->gu, m->h, m->dh, NULL, m->dx, b->n2, b->w_mlp, BT, C, c->F_dense);
@@ -19,8 +39,7 @@ static void backward_block(Model *m, int l) {
     dev_stage(d, STAGE_ATTENTION);
     dev_linear_dx(d, m->d_att, NULL, m->dx, b->w_o, BT, C, NH * HS);
     dev_linear_dw(d, b->g_o, m->dx, b->att, BT, C, NH * HS);
-    dev_attention_bwd(d, m->d_qk, m->d_qk + NH * HS, m->d_qkv + ld_qk, m->d_att, b->att, b->lse, b->qk, k, v,
-                      m->masked ? m->first + m->at : NULL, shape);
+    dev_attention_bwd(d, m->d_qk, m->d_qk + NH * HS, m->d_qkv + ld_qk, m->d_att, b->att, b->lse, b->qk, k, v, first, shape);
     dev_qk_rope_bwd(d, m->d_qkv, b->g_qnorm, b->g_knorm, m->d_qk, b->qkv, b->w_qnorm, b->w_knorm, b->qk_rstd, B, T, NH, NKV,
                     HS, c->theta);
     dev_linear_dx(d, m->dn, NULL, m->d_qkv, b->w_qkv, BT, ld_qkv, C);

@@ -8,6 +8,7 @@ void model_decode(Model *m, wide *logits, const int *tok, int n, int pos) {
                 "%d tokens at position %d, the context is %d tokens (hint: a longer context, or a shorter prompt)", n, pos, m->run.T);
     CHECK_USAGE(pos == 0 || pos == m->cached, "a token at position %d after %d cached ones, sequences are continued at their end",
                 pos, m->cached);
+    CHECK_USAGE(m->blocks[0].old_qk, "a model that trains with recomputation was made without room for generation (ModelRun.generate)");
     for (int i = 0; i < n; i++)
         CHECK_USAGE(tok[i] >= 0 && tok[i] < c->V, "token %d at position %d, the model's vocabulary is %d", tok[i], pos + i, c->V);
 

@@ -1,13 +1,15 @@
 // The forward pass, in reading order. backward.c is this list upside down.
 #include "model/state.h"
 
-void forward_block(Model *m, int l, real *to, int B, int T, int pos, const int *first, MoePass pass) {
+void forward_attention(Model *m, int l, int B, int T, int pos, const int *first) {
     const ModelConfig *c = &m->c;
     const Block *b = &m->blocks[l];
     Dev *d = m->d;
     int BT = B * T, C = c->C, NH = c->NH, NKV = c->NKV, HS = c->HS, ld_qk = (NH + NKV) * HS, ld_qkv = (NH + 2 * NKV) * HS;
-    real *qkv = b->qkv + SIZE(pos, ld_qkv), *qk = b->qk + SIZE(pos, ld_qk); // of the new tokens
-    const real *k = b->qk + NH * HS, *v = b->qkv + ld_qk;                    // of all of them
+    real *all_qkv = pos == NO_CACHE ? b->qkv : b->old_qkv, *all_qk = pos == NO_CACHE ? b->qk : b->old_qk;
+    if (pos == NO_CACHE) pos = 0;
+    real *qkv = all_qkv + SIZE(pos, ld_qkv), *qk = all_qk + SIZE(pos, ld_qk); // of the new tokens
+    const real *k = all_qk + NH * HS, *v = all_qkv + ld_qk;                    // of all of them
     AttnShape shape = {.B = B, .Tq = T, .Tk = pos + T, .NH = NH, .NKV = NKV, .HS = HS, .ldq = ld_qk, .ldk = ld_qk, .ldv = ld_qkv};
 
     dev_stage(d, STAGE_ATTENTION);
@@ -19,8 +21,13 @@ void forward_block(Model *m, int l, real *to, int B, int T, int pos, const int *
 
     dev_stage(d, STAGE_EXPERTS);
     dev_rmsnorm(d, b->n2, b->rstd2, b->xmid, b->w_ln2, BT, C, (wide)c->eps);
+}
+
+void forward_block(Model *m, int l, real *to, int B, int T, int pos, const int *first, MoePass pass) {
+    const Block *b = &m->blocks[l];
+    forward_attention(m, l, B, T, pos, first);
     if (b->moe >= 0) moe_forward(m->moe, b->moe, to, b->xmid, b->n2, B, T, pass);
-    else ffn_forward(d, to, b->gu, m->h, b->xmid, b->n2, b->w_mlp, BT, C, c->F_dense);
+    else ffn_forward(m->d, to, b->gu, m->h, b->xmid, b->n2, b->w_mlp, B * T, m->c.C, m->c.F_dense);
 }
 
 // Logits exist for a block of rows at a time, so their gradient is used here, where they are.
@@ -66,7 +73,7 @@ void model_pass(Model *m, int B, int T, int micro, int64_t step_tokens, int trai
     dev_stage(d, STAGE_EMBED);
     dev_embed(d, m->blocks[0].x, m->w_embed, m->tok + m->at, BT, c->C);
     const int *first = m->masked ? m->first + m->at : NULL;
-    for (int l = 0; l < c->L; l++) forward_block(m, l, l + 1 < c->L ? m->blocks[l + 1].x : m->x_last, B, T, 0, first, m->pass);
+    for (int l = 0; l < c->L; l++) forward_block(m, l, l + 1 < c->L ? m->blocks[l + 1].x : m->x_last, B, T, NO_CACHE, first, m->pass);
     forward_head(m, BT, train, step_tokens ? (wide)(1.0 / (double)step_tokens) : 0);
 }
 

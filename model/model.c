@@ -28,25 +28,39 @@ static void bind_block(Model *m, int l) {
     }
 }
 
+// The layer whose buffer layer l has for what level `again` makes again; NULL: it has one of its own
+static const Block *shared_from(const Model *m, int l, Recompute again) {
+    return l > 0 && m->run.recompute >= again ? &m->blocks[0] : NULL;
+}
+
 static void alloc_block(Model *m, int l) {
     const ModelConfig *c = &m->c;
-    Block *b = &m->blocks[l], *share = m->run.training || l == 0 ? NULL : &m->blocks[0];
+    int training = m->run.training, generate = training && m->run.generate;
+    Block *b = &m->blocks[l];
+    const Block *norms = shared_from(m, l, RECOMPUTE_NORMS), *all = shared_from(m, l, RECOMPUTE_BLOCK);
+    const Block *x = training || l == 0 ? NULL : &m->blocks[0]; // without a backward
     int64_t n = (int64_t)m->run.max_B * m->run.T;
     size_t rows = SIZE(n, c->C, sizeof(real));
+    int64_t ld_qkv = (int64_t)SIZE(c->NH + 2 * c->NKV, c->HS), ld_qk = (int64_t)SIZE(c->NH + c->NKV, c->HS);
+    if (!training) norms = all = x;
     Dev *d = m->d;
-    b->qkv = dev_alloc(d, SIZE(n, c->NH + 2 * c->NKV, c->HS, sizeof(real)), "qkv");
-    b->qk = dev_alloc(d, SIZE(n, c->NH + c->NKV, c->HS, sizeof(real)), "queries and keys");
-    b->x = share ? share->x : dev_alloc(d, rows, "residual stream");
-    b->n1 = share ? share->n1 : dev_alloc(d, rows, "norm 1");
-    b->xmid = share ? share->xmid : dev_alloc(d, rows, "residual stream after attention");
-    b->n2 = share ? share->n2 : dev_alloc(d, rows, "norm 2");
-    b->att = share ? share->att : dev_alloc(d, SIZE(n, c->NH, c->HS, sizeof(real)), "attention");
-    b->rstd1 = share ? share->rstd1 : dev_alloc(d, SIZE(n, sizeof(wide)), "norm 1 statistics");
-    b->rstd2 = share ? share->rstd2 : dev_alloc(d, SIZE(n, sizeof(wide)), "norm 2 statistics");
-    b->qk_rstd = share ? share->qk_rstd : dev_alloc(d, SIZE(n, c->NH + c->NKV, sizeof(wide)), "QK-norm statistics");
-    b->lse = share ? share->lse : dev_alloc(d, SIZE(n, c->NH, sizeof(wide)), "softmax statistics");
+    dev_kind(d, MEMORY_ACTIVATIONS);
+    b->x = x ? x->x : dev_alloc(d, rows, "residual stream");
+    b->n1 = norms ? norms->n1 : dev_alloc(d, rows, "norm 1");
+    b->qkv = all && training ? all->qkv : dev_alloc(d, SIZE(n, ld_qkv, sizeof(real)), "qkv");
+    b->qk = norms && training ? norms->qk : dev_alloc(d, SIZE(n, ld_qk, sizeof(real)), "queries and keys");
+    int own_qkv = !training || m->run.recompute < RECOMPUTE_BLOCK, own_qk = !training || m->run.recompute < RECOMPUTE_NORMS;
+    b->old_qkv = own_qkv ? b->qkv : generate ? dev_alloc(d, SIZE(m->run.T, ld_qkv, sizeof(real)), "values seen") : NULL;
+    b->old_qk = own_qk ? b->qk : generate ? dev_alloc(d, SIZE(m->run.T, ld_qk, sizeof(real)), "keys seen") : NULL;
+    b->xmid = all ? all->xmid : dev_alloc(d, rows, "residual stream after attention");
+    b->n2 = norms ? norms->n2 : dev_alloc(d, rows, "norm 2");
+    b->att = all ? all->att : dev_alloc(d, SIZE(n, c->NH, c->HS, sizeof(real)), "attention");
+    b->rstd1 = norms ? norms->rstd1 : dev_alloc(d, SIZE(n, sizeof(wide)), "norm 1 statistics");
+    b->rstd2 = norms ? norms->rstd2 : dev_alloc(d, SIZE(n, sizeof(wide)), "norm 2 statistics");
+    b->qk_rstd = norms ? norms->qk_rstd : dev_alloc(d, SIZE(n, c->NH + c->NKV, sizeof(wide)), "QK-norm statistics");
+    b->lse = all ? all->lse : dev_alloc(d, SIZE(n, c->NH, sizeof(wide)), "softmax statistics");
     if (!c->dense[l]) return;
-    for (int i = 0; i < l && !m->run.training; i++)
+    for (int i = 0; i < l && (!training || m->run.recompute >= RECOMPUTE_UP); i++)
         if (m->blocks[i].gu) b->gu = m->blocks[i].gu;
     if (!b->gu) b->gu = dev_alloc(d, SIZE(n, 2, c->F_dense, sizeof(real)), "gate and up");
 }
@@ -58,6 +72,7 @@ static void alloc_shared(Model *m) {
     int any_dense = 0;
     for (int l = 0; l < c->L; l++) any_dense |= c->dense[l];
     m->head_rows = rows_of_logits(c, (size_t)n);
+    dev_kind(d, MEMORY_WORKSPACE);
     m->x_last = m->run.training ? dev_alloc(d, SIZE(n, c->C, sizeof(real)), "residual stream") : m->blocks[0].x;
     m->nf = dev_alloc(d, SIZE(n, c->C, sizeof(real)), "final norm");
     m->rstdf = dev_alloc(d, SIZE(n, sizeof(wide)), "final norm statistics");
@@ -108,7 +123,7 @@ static void init_moe(Model *m) {
     MoeConfig moe = {
         .C = c->C, .E = c->E, .K = c->K, .F = c->F, .shared = c->n_shared * c->F, .score = c->score, .renorm = c->renorm,
         .routed_scale = c->routed_scale, .capacity = r->capacity, .layers = m->n_moe, .max_BT = r->max_B * r->T,
-        .micros = r->micros, .training = r->training, .scope = r->scope, .S = r->S, .recv_room = r->recv_room,
+        .micros = r->micros, .training = r->training, .recompute = r->recompute, .scope = r->scope, .S = r->S, .recv_room = r->recv_room,
         .dedup = r->dedup, .even = r->even, .cost = r->cost, .plan = r->plan,
     };
     m->moe = moe_init(m->d, m->ep, m->world, moe, m->moe_params);
@@ -130,7 +145,7 @@ Model *model_alloc(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const Mo
     Model *m = host_alloc(sizeof *m);
     *m = (Model){.d = d, .world = world, .ep = ep, .c = *c, .run = *run};
     int R = comm_info(ep)->size;
-    if (R < comm_info(world)->size) m->replicas = comm_stride(world, R);
+    if (R < comm_info(world)->size) m->replicas = run->replicas ? run->replicas : comm_stride(world, R);
     params_build(&m->ps, c, comm_info(ep)->rank, R);
     params_alloc(&m->ps, d, ep, run->training);
     m->blocks = host_alloc(SIZE(c->L, sizeof(Block)));
@@ -146,6 +161,7 @@ Model *model_alloc(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const Mo
     m->w_head = param_w(&m->ps, head), m->g_head = param_g(&m->ps, head);
     alloc_shared(m);
     if (m->n_moe) init_moe(m);
+    dev_kind(d, MEMORY_WORKSPACE);
     return m;
 }
 
@@ -162,7 +178,7 @@ Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const Mod
 
 void model_free(Model *m) {
     if (m->moe) moe_free(m->moe);
-    if (m->replicas) comm_free(m->replicas);
+    if (m->replicas && !m->run.replicas) comm_free(m->replicas);
     params_free(&m->ps);
     free(m->moe_params);
     free(m->expert_tables);

@@ -87,6 +87,9 @@ typedef struct ModelRun {   // how it runs, as opposed to what it is
     int T;                  // window length in training, longest context in generation
     int micros;             // microbatches per step
     int training;           // 0: no gradients, no backward
+    Recompute recompute;
+    Comm *replicas;         // the caller's comm_stride(world, ranks of ep), the ranks with the same experts; NULL: the model makes its own
+    int generate;           // in training: room for model_decode, where recomputation leaves none
     uint64_t seed;
     double aux_coef, z_coef, capacity;
     AuxScope scope;
@@ -96,7 +99,8 @@ typedef struct ModelRun {   // how it runs, as opposed to what it is
     PlanOptions plan;
 } ModelRun;
 typedef struct Model Model;
-// Collective over world. ep: the EP group (comm_block). model_alloc reserves memory and touches next to none of it; model_draw
+// Collective over world. ep: the EP group (comm_block). model_alloc takes the memory; while the device counts (dev_count_begin) it
+// says how much that is, and what it returns is good for model_params, model_moe's sizes and model_free only. model_draw
 // gives parameters their initial values from seed, the same for any number of ranks; model_init is both.
 Model *model_alloc(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const ModelRun *run);
 void model_draw(Model *m);
@@ -128,7 +132,8 @@ void model_reduce_grads(Model *m);
 double *model_grad_norm(Model *m, double *norm);
 
 // Inference with a key/value cache for one sequence: logits (V, host) after token `tok` at position `pos` (0 clears the cache).
-// n >= 1 tokens at once (a prompt). Collective over world: every rank passes the same tokens. It works in the activations' memory, so
-// it neither comes between a forward and its backward nor finds its cache again after a forward.
+// n >= 1 tokens at once (a prompt). Collective over world: every rank passes the same tokens. It works in the activations' memory (a model
+// that trains with recomputation: where run.generate has kept some), so it neither comes between a forward and its backward nor finds
+// its cache again after a forward.
 void model_decode(Model *m, wide *logits, const int *tok, int n, int pos);
 #endif

@@ -97,6 +97,7 @@ void params_build(Params *ps, const ModelConfig *c, int rank, int R) {
 }
 
 void params_alloc(Params *ps, Dev *d, Comm *ep, int training) {
+    dev_kind(d, MEMORY_WEIGHTS);
     ps->repl_w = dev_alloc(d, SIZE((int64_t)ps->n_repl, sizeof(real)), "replicated parameters");
     if (ps->n_expert) {
         ps->expert_peer = comm_window(ep, SIZE((int64_t)ps->n_expert, sizeof(real)), "experts");
@@ -104,6 +105,7 @@ void params_alloc(Params *ps, Dev *d, Comm *ep, int training) {
     }
     ps->state = dev_alloc(d, SIZE((int64_t)ps->n_state, sizeof(wide)), "selection biases");
     if (!training) return;
+    dev_kind(d, MEMORY_GRADIENTS);
     ps->repl_g = dev_alloc(d, SIZE((int64_t)ps->n_repl, sizeof(wide)), "gradients of replicated parameters");
     ps->expert_g = dev_alloc(d, SIZE((int64_t)ps->n_expert, sizeof(wide)), "gradients of experts");
 }

@@ -5,8 +5,8 @@
 #include "model/model.h"
 
 // One layer: its parameters (w_), their gradients (g_), and what its backward needs from the forward.
-// Buffers have room for n = max_B * T tokens. Without training all layers share them, but for qkv and qk, in which
-// generation keeps the keys and values of the positions seen so far.
+// Buffers have room for n = max_B * T tokens. All layers share what their backward makes again (Recompute); without training
+// everything but qkv and qk.
 typedef struct Block {
     int moe; // index among the MoE layers, -1: dense
     const real *w_ln1, *w_qkv, *w_qnorm, *w_knorm, *w_o, *w_ln2, *w_mlp;
@@ -15,6 +15,7 @@ typedef struct Block {
     real *n1;      // (n,C) after the first norm
     real *qkv;     // (n, (NH+2NKV)HS)
     real *qk;      // (n, (NH+NKV)HS) queries and keys, normalised and rotated
+    real *old_qkv, *old_qk; // as these two, for the positions that generation has seen: the same memory where that is this layer's own
     real *att;     // (n, NH*HS)
     real *xmid;    // (n,C) residual stream after attention
     real *n2;      // (n,C) after the second norm
@@ -63,7 +64,10 @@ void params_free(Params *ps);
 // skew.c: changes plain initial values so that the routers' choices follow a Zipf law of exponent c->router_skew.
 void skew_init(Params *ps, Dev *d, const ModelConfig *c, uint64_t seed);
 
-// forward.c: layer l for T tokens of each of B sequences that start at position pos: `to` (B*T,C) overwritten, the next layer's
-// input. With pos > 0: B = 1, and qk and qkv hold the positions before.
+// forward.c: layer l for T tokens of each of B sequences: `to` (B*T,C) overwritten, the next layer's input. pos NO_CACHE: whole
+// sequences; pos >= 0: B = 1, the tokens at positions pos.., and old_qk and old_qkv hold the positions before.
+enum { NO_CACHE = -1 };
 void forward_block(Model *m, int l, real *to, int B, int T, int pos, const int *first, MoePass pass);
+// Its first half: everything from n1 to n2
+void forward_attention(Model *m, int l, int B, int T, int pos, const int *first);
 #endif

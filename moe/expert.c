@@ -2,11 +2,12 @@
 #include "kernels/check.h"
 #include "moe/internal.h"
 
+void ffn_up(Dev *d, real *gu, const real *x, const real *w, int M, int C, int F) { dev_linear(d, gu, NULL, x, w, M, 2 * F, C); }
+
 void ffn_forward(Dev *d, real *y, real *gu, real *h, const real *add, const real *x, const real *w, int M, int C, int F) {
-    const real *gate_up = w, *down = w + SIZE(2, F, C);
-    dev_linear(d, gu, NULL, x, gate_up, M, 2 * F, C);
+    ffn_up(d, gu, x, w, M, C, F);
     dev_swiglu(d, h, gu, NULL, NULL, M, F);
-    dev_linear(d, y, add, h, down, M, C, F);
+    dev_linear(d, y, add, h, w + SIZE(2, F, C), M, C, F);
 }
 
 void ffn_backward(Dev *d, real *dx, wide *dw, real *gu, real *h, real *dh, const real *add, const real *dy, const real *x,

@@ -17,11 +17,11 @@ typedef struct Layer {
     double *losses;           // [2] sum over tokens of balance loss and lse^2
     Plan plan;                // slot table and quotas of the last pass
     Route route;
-    real *rows;               // (M,C) received inputs, in this layer's slice of the window
+    real *rows;               // (M,C) received inputs, in this layer's slice of the window (or the only one: RECOMPUTE_BLOCK)
     wide *row_weight;         // (M)
     real *const *rows_at;     // device table (R): rows of every rank of this node
     wide *const *weight_at;   // device table (R+1): row_weight of every rank of this node, then the weights that cross
-    real *gu;                 // (M,2F)
+    real *gu;                 // (M,2F) this and the next: all layers' from RECOMPUTE_UP on
     real *shared_gu;          // (BT,2*shared)
     const real *const *gate_up, *const *down; // device tables (J): the groups' weights, home then slots
     wide *const *d_gate_up, *const *d_down;   // and where their gradients accumulate

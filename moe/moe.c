@@ -55,6 +55,7 @@ static void *blocks_table(Moe *m, real *const *experts, void *const *slots) {
 static void **make_slots(Moe *m) {
     const MoeConfig *c = &m->c;
     if (!c->S) return NULL;
+    dev_kind(m->d, MEMORY_SLOTS);
     void **slots = comm_window(m->ep, SIZE(c->S, m->unit, sizeof(real)), "copies");
     m->slots = slots[m->me];
     if (!c->training) return slots;
@@ -79,6 +80,7 @@ static void layer_init(Moe *m, int i, const MoeParams *p, void *const *slots, co
     l->seen = m->seen_dev + (size_t)i * E;
     l->losses = m->losses_dev + 2 * i;
     l->bad = m->bad_dev + i;
+    dev_kind(d, MEMORY_WORKSPACE);
     l->gate_up = group_table(m, p->experts[m->me], m->slots, 0, sizeof(real));
     l->down = group_table(m, p->experts[m->me], m->slots, SIZE(2, c->F, c->C), sizeof(real));
     l->blocks_at = blocks_table(m, p->experts, slots);
@@ -88,18 +90,22 @@ static void layer_init(Moe *m, int i, const MoeParams *p, void *const *slots, co
     } else if (i > 0) {
         return;
     }
+    dev_kind(d, MEMORY_ACTIVATIONS);
     l->idx = dev_alloc(d, SIZE(BT, K, sizeof(int)), "router");
     l->weight = dev_alloc(d, SIZE(BT, K, sizeof(wide)), "router");
     l->logits = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
     l->prob = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
     l->lse = dev_alloc(d, SIZE(BT, sizeof(wide)), "router");
     l->f = dev_alloc(d, SIZE(BT, E, sizeof(wide)), "router");
+    int own_gu = i == 0 || c->recompute < RECOMPUTE_UP;
+    if (c->shared && own_gu) l->shared_gu = dev_alloc(d, SIZE(BT, 2, c->shared, sizeof(real)), "shared expert's activations");
+    else l->shared_gu = first->shared_gu;
+    dev_kind(d, MEMORY_PLANS);
     l->plan.quota = dev_alloc(d, SIZE(E, m->R, sizeof(int)), "plans");
     l->plan.slot = dev_alloc(d, SIZE(m->R, c->S + 1, sizeof(int)), "plans");
     l->plan.history = m->history + (size_t)i * E;
     l->route = route_alloc(d, m->shape);
     l->route.need = m->need;
-    if (c->shared) l->shared_gu = dev_alloc(d, SIZE(BT, 2, c->shared, sizeof(real)), "shared expert's activations");
 }
 
 Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *params) {
@@ -111,8 +117,10 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
     m->H = c.E / m->R, m->J = m->H + c.S, m->unit = EXPERT_SIZE(c.F, c.C);
     m->shape = room_shape(&c, m->R, m->N);
     route_slice(&m->part_at, &m->part, m->unit, m->me, m->shape);
+    dev_kind(d, MEMORY_SLOTS);
     if (m->N > 1 && m->c.S) comm_blocks_room(ep, m->c.S * comm_info(ep)->G, m->part * sizeof(wide)); // a node has so many slots
     int BT = c.max_BT, E = c.E, slots = c.micros + 1;
+    dev_kind(d, MEMORY_WORKSPACE);
     m->count = dev_alloc(d, SIZE(E, sizeof(int)), "router");
     m->seen = dev_alloc(d, SIZE(E, sizeof(int)), "router");
     m->ord = dev_alloc(d, SIZE(BT, c.K, sizeof(int)), "router");
@@ -123,6 +131,7 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
     m->losses_dev = dev_alloc(d, SIZE(c.layers, 2, sizeof(double)), "router");
     m->bad_dev = dev_alloc(d, SIZE(c.layers + 3, sizeof(int)), "router");
     m->need = m->bad_dev + c.layers;
+    dev_kind(d, MEMORY_PLANS);
     m->demand = dev_alloc(d, SIZE(slots, c.layers, m->R, E, sizeof(int)), "plans");
     m->info = dev_alloc(d, SIZE(slots, c.layers, sizeof(PlanInfo)), "plans");
     m->history = dev_alloc(d, SIZE(c.layers, E, sizeof(int64_t)), "plans");
@@ -132,6 +141,7 @@ Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *param
     m->traffic = dev_alloc(d, SIZE(slots, c.layers, 2, sizeof(int64_t)), "plans");
     dev_zero(d, m->traffic, SIZE(slots, c.layers, 2, sizeof(int64_t)));
     m->route_work = dev_alloc(d, route_work_bytes(m->shape), "plans");
+    dev_kind(d, MEMORY_WORKSPACE);
     if (c.shared) m->shared_h = dev_alloc(d, SIZE(BT, c.shared, sizeof(real)), "shared expert's activations");
     if (c.training) {
         m->dweight = dev_alloc(d, SIZE(BT, c.K, sizeof(wide)), "router");
@@ -180,6 +190,8 @@ static void stop_on_nan(Moe *m) {
     free(bad);
 }
 
+static int dispatched_again(const MoeConfig *c, int layer) { return c->recompute >= RECOMPUTE_BLOCK && layer + 1 < c->layers; }
+
 // Sums over (layer, microbatch); every EP group counts once, by its rank 0.
 static void sum_plans(Moe *m, MoeStats *s) {
     const MoeConfig *c = &m->c;
@@ -187,11 +199,15 @@ static void sum_plans(Moe *m, MoeStats *s) {
     dev_download(m->d, m->info_host, m->info, SIZE(n, sizeof(PlanInfo)));
     dev_download(m->d, m->traffic_host, m->traffic, SIZE(n, 2, sizeof(int64_t)));
     double ratio[2] = {0, 0}, worst[2] = {0, 0};
-    int64_t sum[10] = {0};
+    int64_t sum[12] = {0};
     for (int i = 0; i < n; i++)
-        for (int k = 0; k < 2; k++) sum[8 + k] += m->traffic_host[2 * i + k];
+        for (int k = 0; k < 2; k++) {
+            sum[8 + k] += m->traffic_host[2 * i + k];
+            if (dispatched_again(c, i % c->layers)) sum[10 + k] += m->traffic_host[2 * i + k];
+        }
     for (int i = 0; i < n && m->me == 0; i++) {
         const PlanInfo *p = &m->info_host[i];
+        if (dispatched_again(c, i % c->layers)) sum[11] += p->pairs_node;
         if (p->total > 0) {
             double mean = (double)p->total / m->R, before = p->max_load_before / mean, after = p->max_load / mean;
             ratio[0] += before, ratio[1] += after;
@@ -201,14 +217,14 @@ static void sum_plans(Moe *m, MoeStats *s) {
                           p->total > 0, p->total};
         for (int k = 0; k < 8; k++) sum[k] += add[k];
     }
-    comm_sum_int64(m->world, sum, 10);
+    comm_sum_int64(m->world, sum, 12);
     comm_sum_double(m->world, ratio, 2);
     comm_max_double(m->world, worst, 2);
-    // a row: dispatch and combine, forward and backward; a weight out, its gradient back; with what crosses also its meta
-    int64_t row = 4 * c->C * sizeof(real), Q = route_pairs(m->shape);
+    // a row: dispatch and combine, forward and backward, and again; a weight out, its gradient back; with what crosses also its meta
+    int64_t row = c->C * sizeof(real), Q = route_pairs(m->shape);
     s->pairs_self = sum[0], s->pairs_node = sum[1], s->pairs_inter = sum[2], s->crossings = sum[8];
-    s->bytes_node = (s->pairs_node + sum[9]) * (row + 2 * sizeof(wide));
-    s->bytes_inter = s->crossings * (row + Q * (2 * sizeof(wide) + 2 * sizeof(int)));
+    s->bytes_node = (s->pairs_node + sum[9]) * (4 * row + 2 * sizeof(wide)) + sum[11] * row;
+    s->bytes_inter = s->crossings * (4 * row + Q * (2 * sizeof(wide) + 2 * sizeof(int))) + sum[10] * row;
     s->weight_bytes = sum[3] * (int64_t)(m->unit * (2 * sizeof(real) + sizeof(wide)));
     s->copies = sum[4], s->plans_with_copies = sum[5], s->plans = (int64_t)n * groups;
     s->rank_before = sum[6] ? ratio[0] / sum[6] : 1, s->rank_after = sum[6] ? ratio[1] / sum[6] : 1;

@@ -13,9 +13,20 @@
 // Buffers that the backward needs are the caller's: gu (M,2F). h (M,F) is scratch in both directions.
 // y[m,:] = add[m,:] + down (silu(gate x) up x); y (M,C) overwritten | add (M,C) or NULL, may be y | x (M,C)
 void ffn_forward(Dev *d, real *y, real *gu, real *h, const real *add, const real *x, const real *w, int M, int C, int F);
+// gu (M,2F) = what a forward leaves in it
+void ffn_up(Dev *d, real *gu, const real *x, const real *w, int M, int C, int F);
 // dx = add + ...; dw accumulates (gate, up, down as w); gu is destroyed (becomes its gradient)
 void ffn_backward(Dev *d, real *dx, wide *dw, real *gu, real *h, real *dh, const real *add, const real *dy, const real *x,
                   const real *w, int M, int C, int F);
+
+// What the backward makes again, bit for bit, layer by layer in buffers that all layers share, where the forward otherwise keeps it for
+// each layer; a level does what those before it do. Never made again: the router's choice and weights, the plan, the routes.
+typedef enum {
+    RECOMPUTE_NONE,
+    RECOMPUTE_NORMS, // both norms' outputs, the rotated queries and keys
+    RECOMPUTE_UP,    // gate and up products of experts and dense layers
+    RECOMPUTE_BLOCK, // all between a block's input and its router: attention, the second dispatch of the rows
+} Recompute;
 
 typedef enum { AUX_SEQ, AUX_MICRO, AUX_GLOBAL } AuxScope; // over which tokens the balance loss takes f and P
 
@@ -29,6 +40,7 @@ typedef struct MoeConfig {
     int layers;              // MoE layers
     int max_BT, micros;      // largest microbatch in tokens; microbatches per step
     int training;            // 0: no backward, no buffers for it
+    Recompute recompute;
     AuxScope scope;
     int S;                   // slots per rank
     double recv_room;        // rows that may arrive at a rank, and cross to a node, over their mean; 0 = room for the worst case
@@ -51,10 +63,9 @@ typedef struct Moe Moe;
 // ep: the expert-parallel group; world: everyone (global scope of the balance loss). params: one per MoE layer.
 // Refuses (STATUS_USAGE): E not divisible by R; K > E; K = 1 with renorm when E > 1; sizes past int rows.
 Moe *moe_init(Dev *d, Comm *ep, Comm *world, MoeConfig c, const MoeParams *params);
-size_t moe_window_bytes(MoeConfig c, int R, int N); // what moe_init will ask for in windows, besides dev_alloc
 // Of the memory asked for: what stays untouched while each rank gets its even share of the pairs, as buffers have room for more.
 // Of the windows of the node's other ranks: what this rank writes or reads, so that its pages count here as well.
-double moe_idle_bytes(const Moe *m);
+void moe_idle_bytes(const Moe *m, double idle[MEMORY_KINDS]);
 double moe_peer_bytes(const Moe *m);
 void moe_free(Moe *m);
 

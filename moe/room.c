@@ -40,40 +40,30 @@ RouteShape room_shape(const MoeConfig *c, int R, int N) {
 }
 
 // ---- how many bytes --------------------------------------------------------------------------------------------------
-// A row of the receive buffers: in windows, and in all of the rank's memory
-static double row_bytes(const MoeConfig *c, int all) {
-    double slices = c->training ? c->layers : 1, passes = c->training ? 2 : 1;
-    double windows = (slices + passes) * c->C * sizeof(real) + (slices + passes - 1) * sizeof(wide);
-    return windows + all * (2 * slices + passes) * c->F * sizeof(real); // gate and up, h, dh
+// How many layers have a buffer of their own for what level `again` makes again
+static int slices(const MoeConfig *c, Recompute again) { return c->training && c->recompute < again ? c->layers : 1; }
+
+// A row of the receive buffers by kind
+static void row_bytes(double bytes[MEMORY_KINDS], const MoeConfig *c) {
+    double passes = c->training ? 2 : 1, layers = c->training ? c->layers : 1;
+    for (int k = 0; k < MEMORY_KINDS; k++) bytes[k] = 0;
+    bytes[MEMORY_WINDOWS] = (slices(c, RECOMPUTE_BLOCK) + passes) * c->C * sizeof(real) + (layers + passes - 1) * sizeof(wide);
+    bytes[MEMORY_ACTIVATIONS] = 2.0 * slices(c, RECOMPUTE_UP) * c->F * sizeof(real); // gate and up
+    bytes[MEMORY_WORKSPACE] = passes * c->F * sizeof(real);                         // h, dh
 }
 
-// A crossing: what came is kept for the backward; what goes out is not
-static double crossing_bytes(const MoeConfig *c, RouteShape s) {
-    double Q = route_pairs(s), metas = c->training ? c->layers + 1 : 2;
-    return 2 * c->C * sizeof(real) + 2 * Q * sizeof(wide) + metas * 2 * Q * sizeof(int);
-}
-
-static double room_bytes(const MoeConfig *c, RouteShape s, int all) {
-    double crossings = s.N > 1 ? (double)s.N * route_room(s) : 0;
-    return s.rows * row_bytes(c, all) + crossings * crossing_bytes(c, s);
-}
-
-size_t moe_window_bytes(MoeConfig c, int R, int N) {
-    size_t unit = EXPERT_SIZE(c.F, c.C), bytes = c.S * unit * (sizeof(real) + (c.training ? sizeof(wide) : 0));
-    if (N > 1 && c.S && c.training) bytes += SIZE(c.E / R, N - 1) * unit * sizeof(wide);
-    return bytes + (size_t)room_bytes(&c, room_shape(&c, R, N), 0);
-}
-
-double moe_idle_bytes(const Moe *m) {
+void moe_idle_bytes(const Moe *m, double idle[MEMORY_KINDS]) {
     double rows = m->M - (double)m->c.max_BT * m->c.K;
-    return rows > 0 ? rows * row_bytes(&m->c, 1) : 0;
+    row_bytes(idle, &m->c);
+    for (int k = 0; k < MEMORY_KINDS; k++) idle[k] *= fmax(0, rows);
 }
 
 double moe_peer_bytes(const Moe *m) {
     const MoeConfig *c = &m->c;
-    double peers = (double)m->R / m->N - 1, rows = peers / m->R * c->max_BT * c->K * row_bytes(c, 0);
+    double row[MEMORY_KINDS], peers = (double)m->R / m->N - 1;
+    row_bytes(row, c);
     double copies = (double)m->unit * ((double)m->H * c->layers * sizeof(real) + (double)c->S * sizeof(wide)); // homes', slots'
-    return rows + (c->S && c->plan.policy != POLICY_NONE ? peers * copies : 0);
+    return peers / m->R * c->max_BT * c->K * row[MEMORY_WINDOWS] + (c->S && c->plan.policy != POLICY_NONE ? peers * copies : 0);
 }
 
 // ---- making it -------------------------------------------------------------------------------------------------------
@@ -81,12 +71,17 @@ static void *hold(Moe *m, void *p) {
     assert(m->n_held < m->max_held);
     return m->held[m->n_held++] = p;
 }
-static void *buffer(Moe *m, size_t bytes, const char *what) { return hold(m, dev_alloc(m->d, bytes, what)); }
+static void *buffer(Moe *m, MemoryKind kind, size_t bytes, const char *what) {
+    dev_kind(m->d, kind);
+    return hold(m, dev_alloc(m->d, bytes, what));
+}
 static void *table(Moe *m, void *const *peer, size_t skip, void *last) {
+    dev_kind(m->d, MEMORY_WORKSPACE);
     return hold(m, peers_table(m->d, peer, m->R, skip, last));
 }
 static void **window(Moe *m, size_t bytes, const char *what) {
     assert(m->n_windows < ROOM_WINDOWS);
+    dev_kind(m->d, MEMORY_WINDOWS);
     return m->windows[m->n_windows++] = comm_window(m->ep, bytes, what);
 }
 
@@ -100,7 +95,7 @@ static int *make_crossings(Moe *m) {
     m->stage_weight = window(m, SIZE(rows, Q, sizeof(wide)), "weights to other nodes")[me];
     m->relay_weight = window(m, SIZE(rows, Q, sizeof(wide)), "weights from other nodes")[me];
     m->meta = window(m, SIZE(rows, 2, Q, sizeof(int)), "meta to other nodes")[me];
-    real **at = buffer(m, sizeof m->stage, "tables");
+    real **at = buffer(m, MEMORY_WORKSPACE, sizeof m->stage, "tables");
     dev_upload(m->d, at, &m->stage, sizeof m->stage);
     m->stage_at = at;
     return window(m, SIZE(c->training ? c->layers : 1, rows, 2, Q, sizeof(int)), "meta from other nodes")[me];
@@ -108,38 +103,46 @@ static int *make_crossings(Moe *m) {
 
 static void make_layer(Moe *m, int i, void **rows, void **weights, int *in) {
     Layer *l = &m->layer[i];
-    size_t rows_skip = SIZE(i, m->M, m->c.C, sizeof(real)), weight_skip = SIZE(i, m->M, sizeof(wide));
+    int own_rows = i == 0 || slices(&m->c, RECOMPUTE_BLOCK) > 1, own_gu = i == 0 || slices(&m->c, RECOMPUTE_UP) > 1;
+    size_t rows_skip = SIZE(own_rows ? i : 0, m->M, m->c.C, sizeof(real)), weight_skip = SIZE(i, m->M, sizeof(wide));
     l->route.meta = m->meta;
     l->route.in = in ? in + SIZE(i, m->N, route_room(m->shape), 2, route_pairs(m->shape)) : NULL;
     l->rows = (real *)((char *)rows[m->me] + rows_skip);
     l->row_weight = (wide *)((char *)weights[m->me] + weight_skip);
     l->rows_at = table(m, rows, rows_skip, NULL);
     l->weight_at = table(m, weights, weight_skip, m->stage_weight);
-    l->gu = buffer(m, SIZE(m->M, 2, m->c.F, sizeof(real)), "experts' activations");
+    l->gu = own_gu ? buffer(m, MEMORY_ACTIVATIONS, SIZE(m->M, 2, m->c.F, sizeof(real)), "experts' activations") : m->layer[0].gu;
 }
 
-void room_make(Moe *m) {
+static void make(Moe *m) {
     const MoeConfig *c = &m->c;
     m->M = m->shape.rows;
-    int slices = c->training ? c->layers : 1, *in = m->N > 1 ? make_crossings(m) : NULL;
-    void **rows = window(m, SIZE(slices, m->M, c->C, sizeof(real)), "received rows");
-    void **weights = window(m, SIZE(slices, m->M, sizeof(wide)), "received weights");
+    int layers = c->training ? c->layers : 1, *in = m->N > 1 ? make_crossings(m) : NULL;
+    void **rows = window(m, SIZE(slices(c, RECOMPUTE_BLOCK), m->M, c->C, sizeof(real)), "received rows");
+    void **weights = window(m, SIZE(layers, m->M, sizeof(wide)), "received weights");
     void **out = window(m, SIZE(m->M, c->C, sizeof(real)), "returned rows");
     m->rows_out = out[m->me], m->rows_out_at = table(m, out, 0, NULL);
-    m->h = buffer(m, SIZE(m->M, c->F, sizeof(real)), "experts' activations");
-    for (int i = 0; i < slices; i++) make_layer(m, i, rows, weights, in);
-    for (int i = slices; i < c->layers; i++) { // without a backward all layers share one layer's buffers
+    m->h = buffer(m, MEMORY_WORKSPACE, SIZE(m->M, c->F, sizeof(real)), "experts' activations");
+    for (int i = 0; i < layers; i++) make_layer(m, i, rows, weights, in);
+    for (int i = layers; i < c->layers; i++) { // without a backward all layers share one layer's buffers
         Layer *l = &m->layer[i], *first = m->layer;
         l->route.meta = first->route.meta, l->route.in = first->route.in;
         l->rows = first->rows, l->row_weight = first->row_weight, l->gu = first->gu;
         l->rows_at = first->rows_at, l->weight_at = first->weight_at;
     }
     if (!c->training) return;
-    m->dh = buffer(m, SIZE(m->M, c->F, sizeof(real)), "experts' activations");
+    m->dh = buffer(m, MEMORY_WORKSPACE, SIZE(m->M, c->F, sizeof(real)), "experts' activations");
     void **dy = window(m, SIZE(m->M, c->C, sizeof(real)), "received gradients");
     m->dy_rows = dy[m->me], m->dy_rows_at = table(m, dy, 0, NULL);
     void **weight_out = window(m, SIZE(m->M, sizeof(wide)), "returned weights");
     m->weight_out = weight_out[m->me], m->weight_out_at = table(m, weight_out, 0, m->stage_weight);
+}
+
+void room_make(Moe *m) {
+    size_t before = dev_taken(m->d, NULL);
+    make(m);
+    dev_kind(m->d, MEMORY_WORKSPACE);
+    m->room.bytes = (double)(dev_taken(m->d, NULL) - before);
 }
 
 static void room_free(Moe *m) {
@@ -177,6 +180,5 @@ int moe_grow(Moe *m) {
 MoeRoom moe_room(const Moe *m) {
     MoeRoom r = m->room;
     r.rows = m->shape.rows, r.crossings = m->N > 1 ? m->shape.crossings : 0;
-    r.bytes = room_bytes(&m->c, m->shape, 1);
     return r;
 }

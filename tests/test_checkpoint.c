@@ -268,7 +268,8 @@ static void body(Comm *world, void *arg) {
     Model *m = model_init(d, world, ep, &job->c, &run);
     Params *ps = model_params(m);
     Options o = {.optimizer = OPTIMIZER_ADAMW};
-    Optimizer opt = optimizer_init(d, ps, &o);
+    Optimizer opt = optimizer_alloc(d, ps, &o);
+    optimizer_start(&opt, d, ps);
     if (job->write) {
         walk(d, ps, &opt, 1);
         Tokenizer *tok = tokenizer_open("bytes");

@@ -40,12 +40,14 @@ static void test_memory(void **state) {
     assert_true(strstr(dev_name(d), "2 threads") && strstr(dev_name(d), sizeof(real) == 4 ? "fp32" : "fp64"));
     char *a = dev_alloc(d, 1000, "a"), *b = dev_alloc(d, 0, "b"), *c = dev_alloc(d, 1ull << 36, "64 GiB of untouched pages");
     assert_true(a && b && c && (uintptr_t)a % 64 == 0 && (uintptr_t)c % 64 == 0);
-    assert_int_equal(dev_allocated(d), 1000 + (1ull << 36));
+    size_t taken[MEMORY_KINDS];
+    dev_taken(d, taken);
+    assert_int_equal(taken[MEMORY_WORKSPACE], 1000 + (1ull << 36));
     for (int i = 0; i < 1000; i++) assert_int_equal(a[i], 0);
     c[1ull << 35] = 1;
     dev_release(d, c);
     dev_release(d, NULL);
-    assert_int_equal(dev_allocated(d), 1000);
+    assert_int_equal(dev_taken(d, NULL), 1000);
     assert_int_equal(child_call(touch, c + (1ull << 35)).status, 128 + SIGSEGV); // gone
     a[999] = 1;
     float *f = dev_alloc(p, 401 * sizeof *f, "poisoned");
@@ -63,7 +65,7 @@ static void test_memory(void **state) {
     dev_release(p, f);
     assert_int_equal(child_call(touch, f).status, 128 + SIGSEGV);
     dev_release(s, hidden);
-    assert_int_equal(dev_allocated(s), 0);
+    assert_int_equal(dev_taken(s, NULL), 0);
     dev_upload(s, dev_alloc(s, sizeof(int), "after it"), &five, sizeof five);
     dev_free(d);
     dev_free(p);

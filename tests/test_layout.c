@@ -28,17 +28,22 @@ typedef struct Setup {
     int pairs;         // 1: no dedup
     PlanOptions how;   // switches of the plan
 } Setup;
+typedef struct More {
+    Recompute recompute;
+    double capacity;
+} More;
 
 typedef struct Result {
     double loss[STEPS], norm[STEPS], aux[STEPS];
     int n;
     size_t size[MAX_PARAMS];
     double *grad[MAX_PARAMS], *param[MAX_PARAMS]; // whole tensors, experts by global id
-    int64_t copies, wire, planned, pairs, crossings;
+    int64_t copies, wire, planned, pairs, crossings, dropped, seen; // seen: of each expert, times its place
 } Result;
 
 typedef struct Job {
     Setup s;
+    More more;
     ModelConfig model;
     AuxScope scope;
     int optimizer;
@@ -121,12 +126,13 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
     Params *ps = model_params(m);
     Moe *moe = model_moe(m);
     int rank = comm_info(world)->rank, share = B / s.ranks, n = share / s.micros;
-    int *tok = host_alloc(SIZE(B, T, sizeof(int))), *target = host_alloc(SIZE(B, T, sizeof(int)));
+    int *tok = host_alloc(SIZE(B, T, sizeof(int))), *target = host_alloc(SIZE(B, T, sizeof(int))), *first = host_alloc(SIZE(B, T, sizeof(int)));
+    for (int i = 0; i < B * T; i++) first[i] = i % T < T / 2 ? 0 : T / 2; // two documents: where the model has a mask
     for (int step = 0; step < STEPS; step++) {
         model_zero_grad(m);
         for (int i = 0; i < s.micros; i++) {
             microbatch(tok, target, step, rank * share + i * n, n);
-            model_forward(m, tok, target, NULL, n, T, i, B * T, 1);
+            model_forward(m, tok, target, first, n, T, i, B * T, 1);
             model_backward(m);
         }
         model_reduce_grads(m);
@@ -144,15 +150,15 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
         if (rank == 0) {
             res->loss[step] = nll / (B * T), res->norm[step] = norm, res->aux[step] = stats.aux;
             res->copies += stats.copies, res->planned += planned + stats.bytes_inter;
-            res->pairs += stats.pairs_inter, res->crossings += stats.crossings;
+            res->pairs += stats.pairs_inter, res->crossings += stats.crossings, res->dropped += stats.dropped;
+            for (int i = 0; i < (job->model.L - 1) * job->model.E; i++) res->seen += (i + 1) * stats.seen[i];
         }
     }
     collect(res, d, ps, rank, s.ep, 0);
     double wire = (double)comm_bytes_sent(ep);
     comm_sum_double(ep, &wire, 1);
     if (rank == 0) res->wire = (int64_t)wire;
-    free(tok);
-    free(target);
+    free(tok), free(target), free(first);
 }
 
 static void body(Comm *world, void *arg) {
@@ -163,7 +169,7 @@ static void body(Comm *world, void *arg) {
     Comm *ep = comm_block(world, s.ep);
     ModelRun run = {.max_B = B / s.ranks / s.micros, .T = T, .micros = s.micros, .training = 1, .seed = 11, .aux_coef = 0.02, .z_coef = 0.003,
                     .scope = job->scope, .S = s.slots, .cost = cheap_copies(comm_info(ep), s.slots), .dedup = !s.pairs,
-                    .plan = s.how};
+                    .plan = s.how, .recompute = job->more.recompute, .capacity = job->more.capacity};
     run.plan.policy = s.policy, run.plan.block = 1;
     Model *m = model_init(d, world, ep, &job->model, &run);
     if (comm_info(world)->rank == 0) alloc_result(job->result, model_params(m), &job->model);
@@ -171,20 +177,25 @@ static void body(Comm *world, void *arg) {
     Options o;
     options_init(&o);
     o.optimizer = job->optimizer, o.clip = 0.5;
-    Optimizer opt = optimizer_init(d, model_params(m), &o);
+    Optimizer opt = optimizer_alloc(d, model_params(m), &o);
+    optimizer_start(&opt, d, model_params(m));
     train_steps(job, d, world, ep, m, &opt);
     model_free(m);
     comm_free(ep);
     dev_free(d);
 }
 
-static Result run_setup(Setup s, ModelConfig model, AuxScope scope, int optimizer) {
+static Result run_more(Setup s, ModelConfig model, AuxScope scope, int optimizer, More more) {
     Result res = {0};
-    Job job = {.s = s, .model = model, .scope = scope, .optimizer = optimizer, .result = &res};
+    Job job = {.s = s, .more = more, .model = model, .scope = scope, .optimizer = optimizer, .result = &res};
     int argc = 1;
     char *name[] = {"test_layout", NULL}, **argv = name;
     comm_run(&argc, &argv, s.ranks, s.nodes, body, &job);
     return res;
+}
+
+static Result run_setup(Setup s, ModelConfig model, AuxScope scope, int optimizer) {
+    return run_more(s, model, scope, optimizer, (More){0});
 }
 
 static void free_result(Result *r) {
@@ -302,6 +313,43 @@ static void test_sigmoid_router(void **state) {
     check_all(AUX_SEQ, OPTIMIZER_SGD, c, 1);
 }
 
+// Whatever the backward makes again: the same bits and the same counts. Between nodes only the rows that are dispatched again are more.
+static void check_recompute(ModelConfig model, int optimizer, double capacity) {
+    static const Setup layouts[] = {{1, 1, 1, 2, POLICY_TOPOEP, 2, 0, {0}}, {4, 4, 2, 2, POLICY_TOPOEP, 2, 0, {0}},
+                                    {4, 4, 2, 1, POLICY_TOPOEP, 2, 1, ONE_PORT}, {4, 2, 1, 1, POLICY_LLEP, 1, 0, {0}}};
+    int64_t copies = 0;
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        Setup s = layouts[i];
+        Result want = run_more(s, model, AUX_SEQ, optimizer, (More){0, capacity});
+        for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
+            Result got = run_more(s, model, AUX_SEQ, optimizer, (More){(Recompute)level, capacity});
+            if (compare(&want, &got, 1) != 0)
+                fail_msg("%d ranks, %d nodes, recompute %d: differs by %g, expected the same bits", s.ranks, s.nodes, level, compare(&want, &got, 1));
+            int64_t counts[][2] = {{want.copies, got.copies}, {want.pairs, got.pairs}, {want.crossings, got.crossings},
+                                   {want.dropped, got.dropped}, {want.seen, got.seen}};
+            for (int k = 0; k < 5; k++) assert_int_equal(counts[k][0], counts[k][1]);
+            if (s.nodes > 1) {
+                assert_int_equal(got.wire, got.planned);
+                assert_true(level == RECOMPUTE_BLOCK ? got.wire > want.wire : got.wire == want.wire);
+            }
+            free_result(&got);
+        }
+        assert_true((want.dropped > 0) == (capacity > 0));
+        copies += want.copies;
+        free_result(&want);
+    }
+    assert_true(copies > 100);
+}
+
+static void test_recompute(void **state) {
+    (void)state;
+    ModelConfig c = small_model();
+    c.L = 4, c.dense[0] = 0, c.dense[2] = 1;
+    check_recompute(c, OPTIMIZER_SGD, 0);
+    c.score = ROUTER_SIGMOID, c.bias = 1, c.routed_scale = 2.5, c.doc_mask = 1, c.n_shared = 0, c.dense[2] = 0, c.dense[3] = 1;
+    check_recompute(c, OPTIMIZER_ADAMW, 1.5);
+}
+
 static void test_bound_can_fail(void **state) {
     (void)state;
     Result a = run_setup(one, small_model(), AUX_SEQ, OPTIMIZER_SGD), b = run_setup(one, small_model(), AUX_SEQ, OPTIMIZER_SGD);
@@ -327,7 +375,7 @@ static void test_bound_can_fail(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bound_can_fail), cmocka_unit_test(test_adamw), cmocka_unit_test(test_sgd),
                                        cmocka_unit_test(test_global_scope), cmocka_unit_test(test_sigmoid_router),
-                                       cmocka_unit_test(test_policies)};
+                                       cmocka_unit_test(test_policies), cmocka_unit_test(test_recompute)};
     const struct CMUnitTest quick[] = {cmocka_unit_test(test_bound_can_fail), cmocka_unit_test(test_few)};
     return QUICK ? cmocka_run_group_tests_name("layout", quick, NULL, NULL) : cmocka_run_group_tests_name("layout", tests, NULL, NULL);
 }

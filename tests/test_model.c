@@ -296,6 +296,27 @@ static void check_decode(const ModelConfig *c, int world) {
     free(full), free(single), free(chunked);
 }
 
+// A model that trains generates the same, whatever its backward makes again: its layers' keys and values have a place of their own.
+static void test_decode_recompute(void **state) {
+    (void)state;
+    enum { N = 6 };
+    ModelConfig c = small_config();
+    c.L = 3, c.dense[1] = 1;
+    Data data = make_data(2, N, c.V);
+    wide *logits[RECOMPUTE_BLOCK + 1];
+    for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
+        ModelRun run = {.recompute = (Recompute)level, .generate = 1};
+        Job job = make_job(&c, &run, 1, 1, 2, N, &data);
+        logits[level] = host_alloc(SIZE(N, c.V, sizeof(wide)));
+        job.forward = job.backward = job.run.training = 1;
+        job.decode_n = N, job.decode_chunk = 1, job.logits = logits[level];
+        run_job(&job);
+        assert_memory_equal(logits[level], logits[0], SIZE(N, c.V, sizeof(wide)));
+    }
+    for (int i = 0; i < c.V; i++) assert_true(isfinite(logits[0][(N - 1) * c.V + i]) && logits[0][i] != 0);
+    for (int level = 0; level <= RECOMPUTE_BLOCK; level++) free(logits[level]);
+}
+
 static void test_decode(void **state) {
     (void)state;
     ModelConfig c = small_config();
@@ -352,7 +373,7 @@ static void report(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_init_ranks),     cmocka_unit_test(test_gradients), cmocka_unit_test(test_ranks),  cmocka_unit_test(report),
-        cmocka_unit_test(test_dense_equality), cmocka_unit_test(test_observe),   cmocka_unit_test(test_decode), cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_dense_equality), cmocka_unit_test(test_observe),   cmocka_unit_test(test_decode), cmocka_unit_test(test_decode_recompute), cmocka_unit_test(test_norm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

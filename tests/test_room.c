@@ -178,7 +178,7 @@ static void body(Comm *world, void *arg) {
         dev_zero(d, r.mv[i], bytes);
     }
     r.factor = dev_alloc(d, sizeof(wide), "factor"), r.update = dev_alloc(d, sizeof(Update), "update");
-    size_t held = dev_allocated(d);
+    size_t held = dev_taken(d, NULL);
     double bytes = moe_room(model_moe(r.m)).bytes;
     if (job->observe) observe(&r);
     for (int step = 0; step < STEPS; step++) train(&r, step);
@@ -186,7 +186,7 @@ static void body(Comm *world, void *arg) {
     MoeRoom now = moe_room(model_moe(r.m));
     if (r.i->rank == 0) job->out->room = now;
     // what was given back, was: device memory grew by no more than the buffers' share did
-    if ((double)(dev_allocated(d) - held) > now.bytes - bytes) job->out->state[r.i->rank] = 0;
+    if ((double)(dev_taken(d, NULL) - held) > now.bytes - bytes) job->out->state[r.i->rank] = 0;
     model_free(r.m);
     comm_free(ep);
     dev_free(d);

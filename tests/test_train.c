@@ -242,7 +242,8 @@ static void optimizer_body(Comm *world, void *arg) {
     ModelRun run = {.max_B = 1, .T = c.T, .micros = 1, .training = 1, .seed = 1, .cost = {.N = 1, .G = 1}, .plan = {.block = 1}};
     Model *m = model_init(d, world, world, &c, &run);
     Params *ps = model_params(m);
-    Optimizer opt = optimizer_init(d, ps, o);
+    Optimizer opt = optimizer_alloc(d, ps, o);
+    optimizer_start(&opt, d, ps);
     model_zero_grad(m);
     double *sumsq = model_grad_norm(m, NULL);
     int decayed = 0, kept = 0;
@@ -399,25 +400,39 @@ enum { STEPS = 4, EXPERTS = 4, TOPK = 2, SEQ = 12, BATCH = 8 };
 
 typedef struct Run {
     char *dir, *out;
-    int ranks, ep, micro;
+    int ranks, ep, micro, recompute;
 } Run;
+
+// What the run took of memory, by kind, is what was counted before.
+static void check_memory(const Trainer *t) {
+    size_t taken[MEMORY_KINDS];
+    dev_taken(t->d, taken);
+    for (int k = 0; k < MEMORY_KINDS; k++) {
+        double said = t->memory.kind[k] + t->memory.idle[k];
+        CHECK_DEVICE(said > 0 || k == MEMORY_SLOTS, "nothing is said of %s", memory_names[k]);
+        CHECK_DEVICE((double)taken[k] == said, "%s: %zu bytes taken, %.0f said", memory_names[k], taken[k], said);
+    }
+}
 
 static void train_body(Comm *world, void *options) {
     Trainer *t = host_alloc(sizeof *t);
     trainer_open(t, world, options);
     trainer_run(t);
+    check_memory(t);
     trainer_close(t);
     free(t);
 }
 
 static void train_run(void *arg) {
     const Run *r = arg;
-    char ep[16], micro[16];
+    char ep[16], micro[16], recompute[16];
     snprintf(ep, sizeof ep, "%d", r->ep);
     snprintf(micro, sizeof micro, "%d", r->micro);
-    Options *o = parse(33, "--data", r->dir, "--out", r->out, "--layers", "2", "--width", "16", "--heads", "2", "--kv-heads", "1", "--head-size",
+    snprintf(recompute, sizeof recompute, "%d", r->recompute);
+    Options *o = parse(39, "--data", r->dir, "--out", r->out, "--layers", "2", "--width", "16", "--heads", "2", "--kv-heads", "1", "--head-size",
                        "8", "--experts", "4", "--expert-width", "8", "--seq", "12", "--batch", "8", "--steps", "4", "--eval-every", "2",
-                       "--trace-every=2", "--eval-windows=5", "--final-windows=7", "--ep", ep, "--micro-batch", micro);
+                       "--trace-every=2", "--eval-windows=5", "--final-windows=7", "--ep", ep, "--micro-batch", micro,
+                       "--recompute", recompute, "--sample-every", "4", "--threads", "1");
     comm_run(&(int){0}, &(char **){NULL}, r->ranks, 0, train_body, o);
     free_options(o);
 }
@@ -482,7 +497,8 @@ static void check_trace(const char *out, const Run *r) {
 // The same run on one rank and on others: the same losses and evaluations within rounding, whatever was left over for a round.
 static void runs(void **state) {
     (void)state;
-    static const int layout[][3] = {{1, 1, 8}, {2, 2, 2}, {4, 2, 2}, {8, 4, 1}}; // ranks, of a group, sequences of a microbatch
+    // ranks, of a group, sequences of a microbatch; every level of --recompute has its turn
+    static const int layout[][3] = {{1, 1, 8}, {2, 2, 2}, {4, 2, 2}, {8, 4, 1}};
     char *dir = temp_dir();
     make_shard(dir, "train", 2000);
     make_shard(dir, "val", 400);
@@ -490,7 +506,7 @@ static void runs(void **state) {
     // the losses are means over about a hundred tokens behind a few dozen products
     double bound = 200 * (sizeof(real) == 8 ? DBL_EPSILON : FLT_EPSILON);
     for (int i = 0; i < 4; i++) {
-        Run r = {.dir = dir, .out = str_format("%s/run%d", dir, i), .ranks = layout[i][0], .ep = layout[i][1], .micro = layout[i][2]};
+        Run r = {.dir = dir, .out = str_format("%s/run%d", dir, i), .ranks = layout[i][0], .ep = layout[i][1], .micro = layout[i][2], .recompute = i};
         Child c = child_call(train_run, &r);
         if (c.status) fail_msg("%s", c.out);
         json_t *lines = read_log(r.out);

@@ -118,6 +118,19 @@ static json_t *cost_json(const Cost *c) {
 
 static const char uniform_warning[] = "balance uniform: experts in turn, not the router's choice. Not a training method: the speed ceiling";
 
+static double idle_sum(const MemoryUse *u) {
+    double sum = 0;
+    for (int k = 0; k < MEMORY_KINDS; k++) sum += u->idle[k];
+    return sum;
+}
+
+static json_t *memory_json(const MemoryUse *u) { // bytes of a rank
+    json_t *j = json_object();
+    for (int k = 0; k < MEMORY_KINDS; k++) put(j, memory_names[k], u->kind[k]);
+    put(j, "program", u->program), put(j, "data", u->data), put(j, "peers", u->peers), put(j, "idle", idle_sum(u)), put(j, "free", u->there);
+    return j;
+}
+
 static void header_line(Log *l, const Trainer *t, ModelSize size) {
     json_t *h = json_object();
     char when[64], host[256] = "";
@@ -145,6 +158,7 @@ static void header_line(Log *l, const Trainer *t, ModelSize size) {
     put_int(h, "data_windows", loader_windows(t->train));
     if (t->moe) json_object_set_new(h, "cost", cost_json(&t->cost));
     if (t->o.balance == BALANCE_UNIFORM) put_text(h, "warning", uniform_warning);
+    json_object_set_new(h, "memory", memory_json(&t->memory));
     json_object_set_new(h, "flags", options_json(&t->o));
     json_object_set_new(h, "fields", field_meanings());
     write_line(l, json_pack("{s:o}", "header", h));
@@ -192,10 +206,10 @@ static void print_facts(const Trainer *t, ModelSize size) {
 
 static void print_memory(const Trainer *t) {
     const MemoryUse *u = &t->memory;
-    printf("memory  %.0f MB per rank: parameters %.1f, gradients %.1f, moments %.1f, activations and buffers %.1f, program %.1f, data %.1f, "
-           "peers' windows %.1f", memory_sum(u) * 1e-6, u->parameters * 1e-6, u->gradients * 1e-6, u->moments * 1e-6, u->buffers * 1e-6,
-           u->program * 1e-6, u->data * 1e-6, u->peers * 1e-6);
-    if (u->idle > 0) printf("; %.0f more if all pairs went to one rank", u->idle * 1e-6);
+    printf("memory  %.0f MB per rank of %.0f that are free:", memory_sum(u) * 1e-6, u->there * 1e-6);
+    for (int k = 0; k < MEMORY_KINDS; k++) printf("%s %s %.1f", k ? "," : "", memory_names[k], u->kind[k] * 1e-6);
+    if (u->program > 0) printf(", program %.1f, data %.1f, peers' windows %.1f", u->program * 1e-6, u->data * 1e-6, u->peers * 1e-6);
+    if (idle_sum(u) > 0) printf("; %.0f more if all pairs went to one rank", idle_sum(u) * 1e-6);
     printf("\n");
 }
 

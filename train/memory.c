@@ -1,8 +1,10 @@
-// What a run will take of memory, said before it starts, and refused where it is not there.
+// What a run will take of memory: counted before any of it is taken, said, and refused where it is not there.
 #include "kernels/check.h"
 #include "train/trainer.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static double resident(void) { // bytes
@@ -13,41 +15,82 @@ static double resident(void) { // bytes
     return (double)here * (double)sysconf(_SC_PAGESIZE);
 }
 
-static void check(const Trainer *t, double need, const char *what) {
-    double there = dev_available(t->d);
-    comm_barrier(t->world); // all have looked before any of them takes some
-    CHECK_DEVICE(need * t->info->local_ranks <= there, "%s of this machine's %d rank%s take %.2f GB, %.2f GB of memory are free (hint: a smaller "
-                 "model or --micro-batch, or more machines)", what, t->info->local_ranks, t->info->local_ranks == 1 ? "" : "s",
-                 need * t->info->local_ranks * 1e-9, there * 1e-9);
+// What `run` would take: the model and the optimizer go through their own code, on a device that counts.
+static MemoryUse count(const Trainer *t, const ModelRun *run) {
+    MemoryUse u = {0};
+    size_t bytes[MEMORY_KINDS];
+    int lazy = dev_lazy(t->d);
+    dev_count_begin(t->d);
+    Model *m = model_alloc(t->d, t->world, t->ep, &t->c, run);
+    optimizer_alloc(t->d, model_params(m), &t->o);
+    dev_kind(t->d, MEMORY_WORKSPACE);
+    if (lazy && model_moe(m)) {
+        moe_idle_bytes(model_moe(m), u.idle);
+        u.peers = t->o.virtual_ranks ? 0 : moe_peer_bytes(model_moe(m));
+    }
+    model_free(m);
+    dev_count_end(t->d, bytes);
+    for (int k = 0; k < MEMORY_KINDS; k++) u.kind[k] = (double)bytes[k] - u.idle[k];
+    return u;
 }
 
-void memory_first(Trainer *t) {
-    ModelSize size = config_size(&t->c);
-    int layers = 0;
-    for (int l = 0; l < t->c.L; l++) layers += !t->c.dense[l];
-    double experts = 3.0 * t->c.E * t->c.F * t->c.C * layers, held = (double)size.params - experts + experts / t->share.R;
-    MemoryUse *u = &t->memory;
-    // its stacks hold the products' packed blocks; virtual ranks share the program
-    u->program = (resident() + 2e6 * t->threads) / (double)(t->o.virtual_ranks ? t->o.virtual_ranks : 1);
-    u->parameters = held * sizeof(real);
-    u->gradients = held * sizeof(wide);
-    int masters = sizeof(real) < sizeof(wide); // counted with the moments: the optimizer's state
-    u->moments = ((t->o.optimizer == OPTIMIZER_SGD ? 0 : 2) + masters) * held * sizeof(wide);
-    check(t, u->parameters + u->gradients + u->moments, "parameters, gradients and the optimizer's state");
+static double device_sum(const MemoryUse *u) {
+    double sum = 0;
+    for (int k = 0; k < MEMORY_KINDS; k++) sum += u->kind[k];
+    return sum;
 }
 
-void memory_all(Trainer *t) {
-    MemoryUse *u = &t->memory;
-    double asked = (double)dev_allocated(t->d) + (double)t->window_bytes - u->parameters - u->gradients;
-    u->idle = t->moe && dev_lazy(t->d) ? moe_idle_bytes(t->moe) : 0;
-    u->buffers = asked - u->idle;
-    u->peers = t->moe && !t->o.virtual_ranks ? moe_peer_bytes(t->moe) : 0;
+double memory_sum(const MemoryUse *u) { return device_sum(u) + u->program + u->data + u->peers; }
+
+// What a process takes besides its device's memory, where the two are one
+static void add_process(const Trainer *t, MemoryUse *u) {
+    double ranks = t->o.virtual_ranks ? (double)t->o.virtual_ranks : 1; // of a process: they share the program
+    u->program = (resident() + 2e6 * t->threads) / ranks; // stacks hold the products' packed blocks
     // a training sample is read through a mapping, which brings 64 KB of the file at a time
     double file = 2.0 * (double)loader_tokens(t->train), samples = (double)t->share.sequences * (double)t->o.steps;
-    u->data = fmin(file, samples * fmax(65536, 2.0 * t->c.T)) / (double)(t->o.virtual_ranks ? t->o.virtual_ranks : 1);
-    check(t, u->parameters + u->gradients + u->moments + u->buffers, "parameters, gradients, the optimizer's state and activations");
+    u->data = fmin(file, samples * fmax(65536, 2.0 * t->c.T)) / ranks;
 }
 
-double memory_sum(const MemoryUse *u) {
-    return u->program + u->data + u->parameters + u->gradients + u->moments + u->buffers + u->peers;
+// The settings that take less, and how much: each on top of those before
+static void add_hints(const Trainer *t, char *text, size_t n) {
+    ModelRun less = trainer_model_run(t);
+    int at = 0, micro = less.max_B - 1;
+    for (int level = (int)less.recompute + 1; level <= RECOMPUTE_BLOCK; level++) {
+        less.recompute = (Recompute)level;
+        MemoryUse u = count(t, &less);
+        at += snprintf(text + at, n - (size_t)at, "--recompute %d takes %.2f GB, ", level, device_sum(&u) * 1e-9);
+    }
+    if (!dev_lazy(t->d) && t->c.E && (less.recv_room == 0 || less.recv_room > 1)) {
+        less.recv_room = 1;
+        MemoryUse u = count(t, &less);
+        at += snprintf(text + at, n - (size_t)at, "%s--recv-room 1 %.2f GB, ", at ? "with it " : "", device_sum(&u) * 1e-9);
+    }
+    while (micro > 1 && t->share.sequences % micro) micro--;
+    if (micro < 1) return;
+    less.max_B = micro, less.micros = t->share.sequences / micro;
+    MemoryUse u = count(t, &less);
+    snprintf(text + at, n - (size_t)at, "%s--micro-batch %d %.2f GB, ", at ? "with it " : "", micro, device_sum(&u) * 1e-9);
+}
+
+void memory_check(Trainer *t) {
+    const ModelRun run = trainer_model_run(t);
+    MemoryUse *u = &t->memory, *all = host_alloc(SIZE(t->info->size, sizeof *all)), *worst = all;
+    *u = count(t, &run);
+    u->there = dev_available(t->d);
+    comm_allgather(t->world, all, u, sizeof *u); // all have looked before any of them takes some
+    for (int r = 1; r < t->info->size; r++)
+        if (device_sum(&all[r]) - all[r].there > device_sum(worst) - worst->there) worst = &all[r];
+    if (device_sum(worst) > worst->there) {
+        char kinds[256] = "", hints[512] = "";
+        for (int k = 0, at = 0; k < MEMORY_KINDS; k++)
+            at += snprintf(kinds + at, sizeof kinds - (size_t)at, "%s%s %.2f", k ? ", " : "", memory_names[k], worst->kind[k] * 1e-9);
+        add_hints(t, hints, sizeof hints);
+        die(STATUS_DEVICE, __FILE__, __LINE__, "rank %d needs %.2f GB of memory, %.2f GB are free for it: %s (hint: %smore ranks)",
+            (int)(worst - all), device_sum(worst) * 1e-9, worst->there * 1e-9, kinds, hints);
+    }
+    free(all);
+    size_t taken[MEMORY_KINDS];
+    dev_taken(t->d, taken); // the backend's own, by now
+    for (int k = 0; k < MEMORY_KINDS; k++) u->kind[k] += (double)taken[k];
+    if (dev_lazy(t->d)) add_process(t, u);
 }

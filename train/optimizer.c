@@ -1,6 +1,7 @@
 #include "train/optimizer.h"
 
-Optimizer optimizer_init(Dev *d, const Params *ps, const Options *o) {
+Optimizer optimizer_alloc(Dev *d, const Params *ps, const Options *o) {
+    dev_kind(d, MEMORY_OPTIMIZER);
     Optimizer opt = {.kind = o->optimizer, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .decay = o->weight_decay, .clip = o->clip};
     opt.factor = dev_alloc(d, sizeof(wide), "clip factor");
     opt.update = dev_alloc(d, 2 * sizeof(Update), "settings of the update");
@@ -8,20 +9,27 @@ Optimizer optimizer_init(Dev *d, const Params *ps, const Options *o) {
     if (sizeof(real) < sizeof(wide)) {
         opt.repl_master = dev_alloc(d, repl, "master weights");
         opt.expert_master = dev_alloc(d, expert, "master weights of experts");
-        dev_widen(d, opt.repl_master, ps->repl_w, ps->n_repl);
-        dev_widen(d, opt.expert_master, ps->expert_w, ps->n_expert);
     }
     if (opt.kind == OPTIMIZER_SGD) return opt;
     opt.repl_m = dev_alloc(d, repl, "first moments");
     opt.repl_v = dev_alloc(d, repl, "second moments");
     opt.expert_m = dev_alloc(d, expert, "first moments of experts");
     opt.expert_v = dev_alloc(d, expert, "second moments of experts");
-    // they are read before they are first written, and dev_alloc may have poisoned them
-    dev_zero(d, opt.repl_m, repl);
-    dev_zero(d, opt.repl_v, repl);
-    dev_zero(d, opt.expert_m, expert);
-    dev_zero(d, opt.expert_v, expert);
     return opt;
+}
+
+// All are read before they are first written, and dev_alloc may have poisoned them.
+void optimizer_start(Optimizer *opt, Dev *d, const Params *ps) {
+    size_t repl = ps->n_repl * sizeof(wide), expert = ps->n_expert * sizeof(wide);
+    if (opt->repl_master) {
+        dev_widen(d, opt->repl_master, ps->repl_w, ps->n_repl);
+        dev_widen(d, opt->expert_master, ps->expert_w, ps->n_expert);
+    }
+    if (opt->kind == OPTIMIZER_SGD) return;
+    dev_zero(d, opt->repl_m, repl);
+    dev_zero(d, opt->repl_v, repl);
+    dev_zero(d, opt->expert_m, expert);
+    dev_zero(d, opt->expert_v, expert);
 }
 
 static wide *moment(wide *repl, wide *expert, const Param *p) {

@@ -15,7 +15,8 @@ typedef struct Optimizer {
     double beta1, beta2, eps, decay, clip;
 } Optimizer;
 
-Optimizer optimizer_init(Dev *d, const Params *ps, const Options *o);
+Optimizer optimizer_alloc(Dev *d, const Params *ps, const Options *o); // its memory
+void optimizer_start(Optimizer *opt, Dev *d, const Params *ps); // masters from the weights, moments 0
 // What the next optimizer_step reads: the learning rate, and the update's number (1 for the first).
 void optimizer_set(Optimizer *opt, Dev *d, double lr, int64_t step);
 // One update with gradients scaled by min(1, clip / sqrt(*sumsq)); sumsq: device, over all ranks. Nothing changes where it is not finite.

@@ -76,6 +76,8 @@ static void table_training(Table *t) {
     whole(t, "batch", &o->batch, 1, DIM_MAX, "sequences per step over all ranks");
     whole(t, "micro-batch", &o->micro_batch, 0, DIM_MAX, "sequences of a rank's microbatch; 0 = chosen");
     whole(t, "seq", &o->seq, 1, 1 << 24, "tokens of a sequence");
+    whole(t, "recompute", &o->recompute, 0, RECOMPUTE_BLOCK, "made again in the backward, not kept: 1 norms, rotated keys; 2 also gate and up "
+          "products; 3 whole blocks");
     choice(t, "optimizer", &o->optimizer, "adamw|sgd", "update rule");
     number(t, "lr", &o->lr, 0, 1e300, "peak learning rate");
     number(t, "min-lr", &o->min_lr, -1, 1e300, "learning rate at the end; -1 = a tenth of --lr");

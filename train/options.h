@@ -16,7 +16,7 @@ typedef struct Options {
     const char *data, *val, *out, *resume;
     int overwrite;
     // optimisation
-    int64_t steps, batch, micro_batch, seq, seed;
+    int64_t steps, batch, micro_batch, seq, seed, recompute;
     double lr, min_lr;              // min_lr -1 = lr / 10
     int64_t warmup, decay_steps;    // -1 = a share of steps
     int schedule, optimizer;        // ScheduleKind, OptimizerKind

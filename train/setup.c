@@ -180,8 +180,7 @@ static void begin_folder(Trainer *t, const Options *asked, int append) {
 }
 
 static void load_cost(Trainer *t) {
-    int layers = moe_layers(t);
-    if (!layers) return;
+    if (!moe_layers(t)) return;
     const CommInfo *ep = comm_info(t->ep);
     // one rank has no use for copies
     CostModel m = {.C = t->c.C, .F = t->c.F, .K = t->c.K, .E = t->c.E, .N = ep->N, .G = ep->G, .slots = t->share.R == 1 ? 0 : (int)t->o.slots,
@@ -189,23 +188,26 @@ static void load_cost(Trainer *t) {
                    .one_port = !t->o.how.slicing, .dedup = t->o.dedup ? DEDUP_ON : DEDUP_OFF};
     t->cost = cost_load(t->o.cluster, m);
     cost_check(&t->cost, ep->N, ep->G, t->c.E);
-    MoeConfig moe = {.C = t->c.C, .E = t->c.E, .K = t->c.K, .F = t->c.F, .layers = layers, .max_BT = t->share.micro * t->c.T, .training = 1,
-                     .S = t->cost.S, .dedup = t->o.dedup, .recv_room = t->recv_room};
-    t->window_bytes = moe_window_bytes(moe, t->share.R, ep->N);
+}
+
+ModelRun trainer_model_run(const Trainer *t) {
+    const Options *o = &t->o;
+    return (ModelRun){.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .recompute = (Recompute)o->recompute,
+                      .replicas = t->replicas,
+                      .generate = o->sample_every > 0, .seed = (uint64_t)o->seed, .aux_coef = o->aux_loss, .z_coef = o->z_loss,
+                      .capacity = o->capacity, .scope = o->aux_scope, .S = t->cost.S, .recv_room = t->recv_room, .dedup = o->dedup,
+                      .even = o->balance == BALANCE_UNIFORM, .cost = t->cost, .plan = options_plan(o)};
 }
 
 static void make_model(Trainer *t) {
     const Options *o = &t->o;
-    ModelRun run = {.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .seed = (uint64_t)o->seed,
-                    .aux_coef = o->aux_loss, .z_coef = o->z_loss, .capacity = o->capacity, .scope = o->aux_scope, .S = t->cost.S,
-                    .recv_room = t->recv_room, .dedup = o->dedup, .even = o->balance == BALANCE_UNIFORM, .cost = t->cost, .plan = options_plan(o)};
+    ModelRun run = trainer_model_run(t);
     t->m = model_alloc(t->d, t->world, t->ep, &t->c, &run);
     t->ps = model_params(t->m);
     t->moe = model_moe(t->m);
-    t->window_bytes += t->ps->n_expert * sizeof(real);
-    memory_all(t);
+    t->opt = optimizer_alloc(t->d, t->ps, o);
     if (!t->resumed) model_draw(t->m);
-    t->opt = optimizer_init(t->d, t->ps, o);
+    optimizer_start(&t->opt, t->d, t->ps);
     size_t tokens = SIZE(t->share.micro, t->c.T, sizeof(int));
     t->tok = host_alloc(tokens);
     t->target = host_alloc(tokens);
@@ -220,7 +222,8 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
         options_share(&t->o, &t->c, t->info->size);
     }
     t->threads = o->threads ? (int)o->threads : default_threads(t->info);
-    t->d = dev_init((DevOptions){.threads = t->threads, .place = t->info->rank % t->info->local_ranks, .shared = t->o.virtual_ranks > 0});
+    t->d = dev_init((DevOptions){.threads = t->threads, .place = t->info->rank % t->info->local_ranks, .shared = t->o.virtual_ranks > 0,
+                                   .ranks = t->info->local_ranks});
     comm_bind(world, t->d);
     json_t *state = o->resume ? read_stored(t) : NULL;
     t->c = options_model(&t->o);
@@ -233,10 +236,11 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
                 "--sample-every needs a vocabulary of bytes (256 or %d), the model's is %d (hint: --sample-every 0)", tokenizer_vocab(t->tokenizer),
                 t->c.V);
     t->ep = comm_block(world, t->share.R);
+    if (t->share.groups > 1) t->replicas = comm_stride(world, t->share.R);
     load_cost(t);
     open_data(t);
     if (state) check_data(t, state);
-    memory_first(t);
+    memory_check(t);
     make_model(t);
     if (state) {
         checkpoint_read(t->resumed, t->d, t->ps, &t->c, &t->opt);
@@ -254,6 +258,7 @@ void trainer_close(Trainer *t) {
     if (t->log) log_close(t->log);
     if (t->lock >= 0) close(t->lock);
     model_free(t->m);
+    if (t->replicas) comm_free(t->replicas);
     comm_free(t->ep);
     dev_free(t->d);
     loader_close(t->train);

@@ -33,13 +33,14 @@ typedef struct EvalStats {
     double ms;
 } EvalStats;
 
-// Bytes of this rank that a run touches when pairs spread evenly (memory.c); idle: reserved besides, for the worst case.
+// Bytes of this rank's device (memory.c). Where untouched memory costs nothing (CPU): what is touched when pairs spread evenly, and
+// what a process takes besides.
 typedef struct MemoryUse {
+    double kind[MEMORY_KINDS];
     double program, data;              // code, libraries and stacks; mapped files
-    double parameters, gradients, moments;
-    double buffers;                    // activations, received rows, copies, workspace
     double peers;                      // pages of other ranks' windows
-    double idle;
+    double idle[MEMORY_KINDS];         // asked for besides, for the worst case; 0 where all of it is taken
+    double there;                      // what was left before the model was made
 } MemoryUse;
 
 typedef struct Trainer {
@@ -47,7 +48,7 @@ typedef struct Trainer {
     ModelConfig c;
     Share share;
     Schedule schedule;
-    Comm *world, *ep;
+    Comm *world, *ep, *replicas; // replicas: of the experts; NULL with one group
     const CommInfo *info;    // of world
     Dev *d;
     int threads;
@@ -70,7 +71,6 @@ typedef struct Trainer {
     Log *log;                // rank 0
     Trace *trace;
     int *tok, *target, *first; // one microbatch, host
-    size_t window_bytes;     // asked for in windows, besides dev_allocated
     MemoryUse memory;
 } Trainer;
 
@@ -78,10 +78,11 @@ typedef struct Trainer {
 void trainer_open(Trainer *t, Comm *world, const Options *o);
 void trainer_close(Trainer *t);
 json_t *trainer_state(const Trainer *t); // trainer.json; collective over the world
-// memory.c: what will be touched. Dies with STATUS_DEVICE where this machine's ranks together find less. Collective.
-void memory_first(Trainer *t);              // before anything is allocated: parameters and what is held for each
-void memory_all(Trainer *t);                // before anything of it is touched
-double memory_sum(const MemoryUse *u);      // all but idle
+ModelRun trainer_model_run(const Trainer *t);
+// memory.c, before the model is made: fills t->memory, counted by the code that will take it. Dies with STATUS_DEVICE on all ranks,
+// with what is needed, what is there and what would take less, where one of them finds too little. Collective.
+void memory_check(Trainer *t);
+double memory_sum(const MemoryUse *u);      // of what a rank takes: all but idle
 // step.c. Collective: model_grow after what has been run, `what` in a word. Tells it where room has grown since the last call.
 int trainer_grow(Trainer *t, const char *what);
 // One update. Dies with STATUS_NUMERIC, before it, when loss or norm is not finite.

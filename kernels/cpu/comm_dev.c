@@ -1,20 +1,66 @@
 // Windows and collectives of the device, where its memory is the host's: sums in rank order, and what crosses nodes by messages.
 #include "kernels/check.h"
 #include "kernels/cpu/comm_impl.h"
+#include "kernels/ledger.h"
+#include <stdlib.h>
 #include <string.h>
 
 enum { BLOCK = 1024 }; // elements that stay in the first-level cache
 
-void comm_bind(Comm *world, Dev *d) { (void)world, (void)d; }
-CommDev *comm_dev_open(Comm *c, const CommDev *parent) {
-    (void)c, (void)parent;
-    return NULL;
+typedef struct Taken { // a window
+    void **peer;
+    size_t bytes;
+    MemoryKind kind;
+    struct Taken *next;
+} Taken;
+
+struct CommDev {
+    Dev *d;         // may be gone when the group ends
+    void **nowhere; // the table of windows that are only counted
+    Taken *windows;
+};
+
+static CommDev *open_on(const Comm *c, Dev *d) {
+    CommDev *v = host_alloc(sizeof *v);
+    *v = (CommDev){.d = d, .nowhere = ledger_nowhere(c->info.size)};
+    return v;
 }
-void comm_dev_close(CommDev *v) { (void)v; }
+void comm_bind(Comm *world, Dev *d) { comm_dev_set(world, open_on(world, d)); }
+CommDev *comm_dev_open(Comm *c, const CommDev *parent) { return parent ? open_on(c, parent->d) : NULL; }
+void comm_dev_close(CommDev *v) {
+    if (!v) return;
+    for (Taken *w = v->windows, *next; w; w = next) {
+        next = w->next;
+        free(w);
+    }
+    free(v->nowhere);
+    free(v);
+}
 void comm_dev_wait(CommDev *v) { (void)v; }
 
-void **comm_window(Comm *c, size_t bytes, const char *what) { return host_window(c, bytes, what); }
-void comm_window_free(Comm *c, void **peer) { host_window_free(c, peer); }
+void **comm_window(Comm *c, size_t bytes, const char *what) {
+    CommDev *v = comm_dev(c);
+    if (!v) return host_window(c, bytes, what);
+    Ledger *books = dev_ledger(v->d);
+    ledger_add(books, bytes);
+    if (books->counting) return v->nowhere;
+    Taken *w = host_alloc(sizeof *w);
+    *w = (Taken){host_window(c, bytes, what), bytes, books->kind, v->windows};
+    v->windows = w;
+    return w->peer;
+}
+
+void comm_window_free(Comm *c, void **peer) {
+    CommDev *v = comm_dev(c);
+    for (Taken **at = v ? &v->windows : NULL, *w; at && (w = *at); at = &w->next) {
+        if (w->peer != peer) continue;
+        *at = w->next;
+        ledger_back(dev_ledger(v->d), w->kind, w->bytes);
+        free(w);
+        break;
+    }
+    host_window_free(c, peer);
+}
 void comm_node_barrier(Comm *c) { host_node_barrier(c); }
 void comm_dev_barrier(Comm *c) { comm_barrier(c); }
 void comm_dev_allgather(Comm *c, void *out, const void *in, size_t bytes) { comm_allgather(c, out, in, bytes); }

@@ -25,6 +25,8 @@ Dev *dev_init(DevOptions options) {
     d->threads = options.threads ? options.threads : omp_get_max_threads();
     d->poison = options.poison;
     d->strict = options.strict;
+    d->ranks = options.ranks ? options.ranks : 1;
+    d->memory.kind = MEMORY_WORKSPACE;
     pthread_mutex_init(&d->lock, NULL);
     const char *isa = "portable";
 #ifdef __x86_64__
@@ -78,10 +80,14 @@ void dev_shut(Dev *d) {
 void *dev_alloc(Dev *d, size_t bytes, const char *what) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), room = bytes + page - 1 + ALIGN;
     CHECK_DEVICE(room >= bytes && room + page > room, "%s: %zu bytes are more than this machine can address", what, bytes);
+    if (d->memory.counting) {
+        ledger_add(&d->memory, bytes);
+        return NOWHERE;
+    }
     room -= room % page;
     char *base = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK_DEVICE(base != MAP_FAILED, "no memory for %s: %zu bytes asked for, %zu held so far: %s (hint: a smaller model, "
-                 "batch or --seq, or fewer ranks on this machine)", what, bytes, d->allocated, strerror(errno));
+    CHECK_DEVICE(base != MAP_FAILED, "no memory for %s: %zu bytes asked for: %s (hint: a smaller model, batch or --seq, or fewer "
+                 "ranks on this machine)", what, bytes, strerror(errno));
     CHECK_DEVICE(!mprotect(base + room, page, PROT_NONE), "%s: cannot protect its guard page: %s", what, strerror(errno));
     if (room >= HUGE_MIN) madvise(base, room, MADV_HUGEPAGE); // fewer TLB misses; a kernel without them says no, which is fine
     char *p = base;
@@ -91,12 +97,12 @@ void *dev_alloc(Dev *d, size_t bytes, const char *what) {
         for (size_t i = 0; i < room / 2; i++) ((uint16_t *)(void *)base)[i] = 0x7FFF;
     }
     DevBlock *b = host_alloc(sizeof *b);
-    *b = (DevBlock){.base = base, .bytes = room, .asked = bytes};
+    *b = (DevBlock){.base = base, .bytes = room, .asked = bytes, .kind = d->memory.kind};
     pthread_mutex_lock(&d->lock);
     if (d->strict && !d->depth) protect(b, PROT_NONE);
     b->next = d->blocks;
     d->blocks = b;
-    d->allocated += bytes;
+    ledger_add(&d->memory, bytes);
     pthread_mutex_unlock(&d->lock);
     return p;
 }
@@ -109,13 +115,13 @@ void dev_release(Dev *d, void *p) {
     DevBlock *b = *at;
     CHECK_DEVICE(b, "memory is released that is not the device's");
     *at = b->next;
-    d->allocated -= b->asked;
+    ledger_back(&d->memory, b->kind, b->asked);
     pthread_mutex_unlock(&d->lock);
     block_free(b);
 }
 
+Ledger *dev_ledger(Dev *d) { return &d->memory; }
 int dev_lazy(const Dev *d) { return (void)d, 1; }
-size_t dev_allocated(const Dev *d) { return d->allocated; }
 
 // src NULL: zero
 static void copy(const Dev *d, void *dst, const void *src, size_t bytes) {
@@ -132,12 +138,14 @@ void dev_upload(Dev *d, void *dst, const void *host, size_t bytes) { dev_copy(d,
 void dev_download(Dev *d, void *host, const void *src, size_t bytes) { dev_copy(d, host, src, bytes); }
 
 void dev_copy(Dev *d, void *dst, const void *src, size_t bytes) {
+    if (d->memory.counting) return;
     dev_enter(d);
     copy(d, dst, src, bytes);
     dev_leave(d);
 }
 
 void dev_zero(Dev *d, void *dst, size_t bytes) {
+    if (d->memory.counting) return;
     dev_enter(d);
     copy(d, dst, NULL, bytes);
     dev_leave(d);

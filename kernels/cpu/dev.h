@@ -2,7 +2,7 @@
 #ifndef MOE_CPU_DEV_H
 #define MOE_CPU_DEV_H
 #include "kernels/check.h"
-#include "kernels/device.h"
+#include "kernels/ledger.h"
 #include <omp.h>
 #include <pthread.h>
 
@@ -29,6 +29,7 @@ typedef struct DevBlock { // one dev_alloc: a mapping of its own, followed by a 
     char *base;
     size_t bytes;         // whole pages, without the guard page
     size_t asked;
+    MemoryKind kind;
     struct DevBlock *next;
 } DevBlock;
 
@@ -37,7 +38,8 @@ struct Dev {
     int poison;
     int strict;           // memory is PROT_NONE outside ops
     char name[64];
-    size_t allocated;
+    int ranks;            // of this machine
+    Ledger memory;
     DevBlock *blocks;
     pthread_mutex_t lock; // of depth and of the blocks' protection
     int depth;            // ops now running, over all threads that use this Dev, nested ones counted

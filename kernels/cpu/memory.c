@@ -38,7 +38,5 @@ static double group_limit(void) {
     }
 }
 
-double dev_available(const Dev *d) {
-    (void)d;
-    return fmin(free_bytes(), group_limit());
+double dev_available(const Dev *d) { return fmin(free_bytes(), group_limit()) / d->ranks;
 }

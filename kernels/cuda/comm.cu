@@ -359,12 +359,16 @@ static void share(CommDev *v, Window *w, const char *what) {
     free(all);
 }
 
+size_t window_takes(const CommDev *v, size_t bytes) { return (bytes ? bytes : 1) + SIZE(v->i->size, sizeof(void *)); }
+
 Window *window_make(CommDev *v, size_t bytes, const char *what) {
     const CommInfo *i = v->i;
     Window *w = (Window *)host_alloc(sizeof *w);
     w->peer = (void **)host_alloc(SIZE(i->size, sizeof(void *)));
     w->reach = (void **)host_alloc(SIZE(i->size, sizeof(void *)));
     CUDA_CHECK(cudaMalloc(&w->reach_dev, SIZE(i->size, sizeof(void *))));
+    ledger_add(&v->d->memory, window_takes(v, bytes));
+    w->kind = v->d->memory.kind;
     w->bytes = bytes = bytes ? bytes : 1;
     if (v->symmetric) {
         symmetric_window(v, w, bytes, what);
@@ -376,14 +380,19 @@ Window *window_make(CommDev *v, size_t bytes, const char *what) {
     }
     CUDA_CHECK(cudaMemsetAsync(w->own, 0, bytes, v->d->stream));
     for (int r = i->node * i->G; r < (i->node + 1) * i->G; r++) w->peer[r] = w->reach[r];
-    dev_upload(v->d, w->reach_dev, w->reach, SIZE(i->size, sizeof(void *)));
+    CUDA_CHECK(cudaMemcpyAsync(w->reach_dev, w->reach, SIZE(i->size, sizeof(void *)), cudaMemcpyHostToDevice, v->d->stream));
     w->next = v->windows;
     v->windows = w;
     comm_barrier(v->c); // zeroed, before a peer writes into it
     return w;
 }
 
-void **comm_window(Comm *c, size_t bytes, const char *what) { return window_make(of(c), bytes, what)->peer; }
+void **comm_window(Comm *c, size_t bytes, const char *what) {
+    CommDev *v = of(c);
+    if (!v->d->memory.counting) return window_make(v, bytes, what)->peer;
+    ledger_add(&v->d->memory, window_takes(v, bytes));
+    return v->nowhere;
+}
 
 static void window_unreach(CommDev *v, Window *w) {
     for (int r = 0; r < v->i->size; r++)
@@ -407,6 +416,7 @@ void comm_window_free(Comm *c, void **peer) {
     comm_barrier(c); // no peer works in it any more
     window_unreach(v, w);
     comm_barrier(c);
+    ledger_back(&v->d->memory, w->kind, window_takes(v, w->bytes));
     window_close(v, w);
 }
 
@@ -498,6 +508,7 @@ static CommDev *open_on(Comm *c, Dev *d, int machine, int world) {
     char why[512] = "";
     *v = CommDev{};
     v->c = c, v->i = i, v->d = d, v->device = d->device, v->machine = machine, v->world = world;
+    v->nowhere = ledger_nowhere(i->size);
     d->patience_s = comm_patience_s(c);
     CHECK_USAGE(i->size <= MAX_RANKS, "%d ranks in a group, %d are possible", i->size, MAX_RANKS);
     const bool alone = places(v);
@@ -548,5 +559,6 @@ void comm_dev_close(CommDev *v) {
     CUDA_CHECK(cudaEventDestroy(v->joined));
     CUDA_CHECK(cudaStreamDestroy(v->side));
     free(v->place);
+    free(v->nowhere);
     free(v);
 }

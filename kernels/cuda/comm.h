@@ -40,6 +40,7 @@ struct Window { // one comm_window
     void **reach;      // host table of all that this rank reaches: its node, without a wire all ranks
     void **reach_dev;  // the same for kernels
     size_t bytes;
+    MemoryKind kind;
     struct Registered *symmetric; // with NCCL; or NULL
     Window *next;
 };
@@ -66,6 +67,7 @@ struct CommDev {
     wide *const *stage, *const *sum; // device tables: PIECE elements; this rank's part of a piece's sum
     wide *own_stage, *own_sum;
     bool blocks_under_way;
+    void **nowhere;             // the table of windows that are only counted
 };
 
 // ---- nccl.cu: between the nodes of a group with a wire, in the order of a stream ------------------------------------------
@@ -104,6 +106,7 @@ void symmetric_put(CommDev *v, cudaStream_t s, int lane, const Parcel *parcels, 
 
 // ---- comm.cu ------------------------------------------------------------------------------------------------------------------
 Window *window_make(CommDev *v, size_t bytes, const char *what);
+size_t window_takes(const CommDev *v, size_t bytes); // of the device's memory, with its table
 
 // Of a wait: see wait_for in comm.cu
 static __device__ bool given_up(const Control *own) { return flag_acquire(own->patience.given_up) != 0; }

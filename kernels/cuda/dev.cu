@@ -22,6 +22,7 @@ static void choose(Dev *d, DevOptions o) {
                  "all of them (hint: fewer processes, srun --gpu-bind=none, or one process with --virtual-ranks for several ranks on one GPU)",
                  o.place, count, count == 1 ? "" : "s");
     d->device = o.place % count;
+    d->sharing = (o.ranks > 0 ? o.ranks + count - 1 - d->device : count) / count;
     CUDA_CHECK(cudaSetDevice(d->device));
 }
 
@@ -39,6 +40,7 @@ Dev *dev_init(DevOptions options) {
     Dev *d = (Dev *)host_alloc(sizeof *d);
     choose(d, options);
     d->poison = options.poison;
+    d->memory.kind = MEMORY_WORKSPACE;
     pthread_mutex_init(&d->lock, NULL);
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, d->device));
@@ -97,17 +99,21 @@ void dev_wait(Dev *d) {
 void *dev_alloc(Dev *d, size_t bytes, const char *what) {
     void *p = NULL;
     size_t room = (bytes + 255) / 256 * 256 + 256;
+    if (d->memory.counting) {
+        ledger_add(&d->memory, room);
+        return NOWHERE;
+    }
     cudaError_t code = room > bytes ? cudaMalloc(&p, room) : cudaErrorMemoryAllocation;
     size_t left = 0, all = 0;
     if (code != cudaSuccess) cudaMemGetInfo(&left, &all);
-    CHECK_DEVICE(code == cudaSuccess, "no memory for %s: %zu bytes asked for, %zu held so far, %zu of %zu left on GPU %d: %s (hint: a smaller "
-                 "--micro-batch or --seq, or more ranks)", what, bytes, d->allocated, left, all, d->device, cudaGetErrorString(code));
+    CHECK_DEVICE(code == cudaSuccess, "no memory for %s: %zu bytes asked for, %zu of %zu left on GPU %d: %s (hint: a smaller "
+                 "--micro-batch or --seq, or more ranks)", what, bytes, left, all, d->device, cudaGetErrorString(code));
     CUDA_CHECK(cudaMemsetAsync(p, d->poison ? 0xFF : 0, room, d->stream)); // as float and bf16 a NaN, as an index out of range
     DevBlock *b = (DevBlock *)host_alloc(sizeof *b);
     pthread_mutex_lock(&d->lock);
-    *b = DevBlock{p, bytes, d->blocks};
+    *b = DevBlock{p, room, d->memory.kind, d->blocks};
     d->blocks = b;
-    d->allocated += bytes;
+    ledger_add(&d->memory, room);
     pthread_mutex_unlock(&d->lock);
     return p;
 }
@@ -125,25 +131,25 @@ void dev_release(Dev *d, void *p) {
     DevBlock *b = *at;
     CHECK_DEVICE(b, "memory is released that is not the device's");
     *at = b->next;
-    d->allocated -= b->bytes;
+    ledger_back(&d->memory, b->kind, b->bytes);
     pthread_mutex_unlock(&d->lock);
     CUDA_CHECK(cudaFree(p));
     free(b);
 }
 
+Ledger *dev_ledger(Dev *d) { return &d->memory; }
 int dev_lazy(const Dev *d) { return (void)d, 0; }
-size_t dev_allocated(const Dev *d) { return d->allocated; }
 
 double dev_available(const Dev *d) {
     size_t left = 0, all = 0;
     CUDA_CHECK(cudaSetDevice(d->device));
     CUDA_CHECK(cudaMemGetInfo(&left, &all));
-    return (double)left;
+    return (double)left / d->sharing;
 }
 
 // From ordinary host memory the driver takes its copy before the call returns, so that the caller may change it at once.
 void dev_upload(Dev *d, void *dst, const void *host, size_t bytes) {
-    if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, d->stream));
+    if (bytes && !d->memory.counting) CUDA_CHECK(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, d->stream));
 }
 
 void dev_download(Dev *d, void *host, const void *src, size_t bytes) {
@@ -152,11 +158,11 @@ void dev_download(Dev *d, void *host, const void *src, size_t bytes) {
 }
 
 void dev_copy(Dev *d, void *dst, const void *src, size_t bytes) {
-    if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, d->stream));
+    if (bytes && !d->memory.counting) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, d->stream));
 }
 
 void dev_zero(Dev *d, void *dst, size_t bytes) {
-    if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, d->stream));
+    if (bytes && !d->memory.counting) CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, d->stream));
 }
 
 // ---- clock ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ constexpr int WARP = 32, THREADS = 256, WORK_BYTES = DEV_WORK_MIB << 20, MARKS =
 
 struct DevBlock { // one dev_alloc
     void *base;
-    size_t bytes; // asked for
+    size_t bytes;
+    MemoryKind kind;
     DevBlock *next;
 };
 
@@ -43,9 +44,10 @@ struct Dev {
     bool hopper;            // grouped products by TMA and wgmma (group_choose)
     int poison;
     char name[1024];
-    size_t allocated;
+    int sharing;            // ranks on this GPU
+    Ledger memory;
     DevBlock *blocks;
-    pthread_mutex_t lock;   // of blocks and allocated
+    pthread_mutex_t lock;   // of blocks and memory
     Late *late;
     unsigned *given_up;     // on the device: Late is set, no kernel shall wait any more
     double patience_s;      // of the ranks, for the message

@@ -16,6 +16,7 @@ extern "C" {
 #include "kernels/check.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "kernels/ledger.h"
 }
 
 #define CUDA_CHECK(call)                                                                                  \

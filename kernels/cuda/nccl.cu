@@ -94,8 +94,9 @@ static ncclComm_t group_open(CommDev *v, char *why, size_t room) {
 
 constexpr size_t HEAD = 256; // bytes in front of a message of blocks: an int, how many are there
 
-static void *take(size_t bytes, const char *what) {
+static void *take(Dev *d, size_t bytes, const char *what) {
     void *p = nullptr;
+    ledger_add(&d->memory, bytes);
     cudaError_t e = cudaMalloc(&p, bytes);
     CHECK_DEVICE(e == cudaSuccess, "no memory for %s: %zu bytes: %s (hint: a smaller --micro-batch, or --slots)", what, bytes,
                  cudaGetErrorString(e));
@@ -113,8 +114,8 @@ Wire *wire_open(CommDev *v, char *why, size_t room) {
     NCCL_CHECK(CommSplit(w->all, i->rank % i->G, i->rank, &w->blocks, nullptr));
     size_t part = (PIECE / (size_t)i->G + 1) * sizeof(wide), small = SIZE(i->size, 1024);
     w->scratch_bytes = part > small ? part : small;
-    w->scratch = (char *)take(w->scratch_bytes, "what is gathered over nodes");
-    w->heads = (int *)take(SIZE(2, i->N, sizeof(int)), "counts of rows");
+    w->scratch = (char *)take(v->d, w->scratch_bytes, "what is gathered over nodes");
+    w->heads = (int *)take(v->d, SIZE(2, i->N, sizeof(int)), "counts of rows");
     w->heads_in = w->heads + i->N;
     return w;
 }
@@ -217,8 +218,10 @@ void wire_blocks_room(CommDev *v, int most, size_t bytes) {
     w->most = most;
     w->bytes = bytes;
     w->message = HEAD + (SIZE(most, (int64_t)bytes) + HEAD - 1) / HEAD * HEAD;
-    w->out = (char *)window_make(v, SIZE(v->i->N, (int64_t)w->message), "copies of experts on their way out")->own;
-    w->in = (char *)window_make(v, SIZE(v->i->N, (int64_t)w->message), "copies of experts on their way in")->own;
+    size_t all = SIZE(v->i->N, (int64_t)w->message);
+    if (v->d->memory.counting) return ledger_add(&v->d->memory, 2 * window_takes(v, all));
+    w->out = (char *)window_make(v, all, "copies of experts on their way out")->own;
+    w->in = (char *)window_make(v, all, "copies of experts on their way in")->own;
 }
 
 struct Packing {

@@ -111,6 +111,7 @@ static void puts_prepare(CommDev *v, char *why, size_t room) {
         return;
     }
     CUDA_CHECK(cudaMalloc((void **)&s->seen, signals * sizeof *s->seen));
+    ledger_add(&v->d->memory, signals * sizeof *s->seen);
     CUDA_CHECK(cudaMemsetAsync(s->seen, 0, signals * sizeof *s->seen, v->d->stream));
 }
 

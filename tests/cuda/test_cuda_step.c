@@ -18,9 +18,27 @@ typedef struct Job {
     StepStats stats[STEPS];
     int recorded, grown[STEPS]; // after each step
     long waits_in_ops, waits_in_read; // of all ranks, all steps
+    double taken, gone; // bytes of the device's memory: by the ranks' own count; as the device says
 } Job;
 
 static pthread_barrier_t all; // a meeting that is no business of the device
+
+enum { MEMORY = 1 << 30 }; // of the emulated GPU
+
+// By kind, what the table said before the model was made, while no room has grown; in all, what the device has given.
+static void check_memory(Job *job, Trainer *t) {
+    size_t taken[MEMORY_KINDS];
+    double sum = 0;
+    dev_taken(t->d, taken);
+    for (int k = 0; k < MEMORY_KINDS; k++) {
+        CHECK_DEVICE(moe_room(t->moe).grown || ((double)taken[k] == t->memory.kind[k] && t->memory.idle[k] == 0), "%s: %zu bytes taken, %.0f said", memory_names[k], taken[k],
+                     t->memory.kind[k]);
+        sum += (double)taken[k];
+    }
+    comm_sum_double(t->world, &sum, 1);
+    if (t->info->rank == 0) job->taken = sum, job->gone = MEMORY - RANKS * dev_available(t->d);
+    pthread_barrier_wait(&all);
+}
 
 static void body(Comm *world, void *arg) {
     Job *job = arg;
@@ -53,15 +71,16 @@ static void body(Comm *world, void *arg) {
         job->waits_in_read += emu_waits ? emu_waits() - after : 1;
     }
     if (rank == 0) job->recorded = t->recorded;
-    pthread_barrier_wait(&all);
+    check_memory(job, t);
     trainer_close(t);
     free(t);
 }
 
-static Job *run(const char *data, const char *out, const char *graph, double recv_room) {
+static Job *run(const char *data, const char *out, const char *graph, double recv_room, const char *recompute) {
     char room[64];
     snprintf(room, sizeof room, "--recv-room=%.17g", recv_room);
-    char *argv[] = {"train", "--data", (char *)data, "--out", (char *)out, (char *)graph, room, "--virtual-ranks", "4", "--layers", "2", "--width", "16",
+    char *argv[] = {"train", "--data", (char *)data, "--out", (char *)out, (char *)graph, room, "--recompute", (char *)recompute,
+                    "--virtual-ranks", "4", "--layers", "2", "--width", "16",
                     "--heads", "2", "--kv-heads", "1", "--head-size", "8", "--experts", "8", "--topk", "2", "--expert-width", "8", "--seq", "8",
                     "--batch", "8", "--micro-batch", "1", "--eval-every", "0", "--sample-every", "0", "--router", "sigmoid", "--router-bias",
                     "--aux-scope", "global", "--shared-experts", "1", "--threads", "1", "--steps", "3", NULL};
@@ -76,21 +95,52 @@ static Job *run(const char *data, const char *out, const char *graph, double rec
     return job;
 }
 
-static void test_step(void **state) {
-    (void)state;
-    char *dir = temp_dir(), a[512], b[512], c[512];
+static void too_small(void *dir) {
+    static char *argv[] = {"train", "--data", NULL, "--virtual-ranks", "4", "--width", "512", "--expert-width", "512", "--eval-every", "0", NULL};
+    Job *job = host_alloc(sizeof *job);
+    int argc = sizeof argv / sizeof *argv - 1;
+    char **args = argv, text[16];
+    argv[2] = dir;
+    snprintf(text, sizeof text, "%d", 64 << 20);
+    setenv("EMU_MEMORY", text, 1);
+    options_parse(&job->o, argc, args);
+    comm_run(&argc, &args, RANKS, 0, body, job);
+}
+
+static char *make_data(void) {
+    char *dir = temp_dir();
     int tok[4096];
     for (int i = 0; i < 4096; i++) tok[i] = i * i % 251;
     ShardWriter *w = shard_writer_open(dir, "train", 0, 257, 256);
     shard_put(w, tok, 4096);
     shard_writer_close(w);
+    return dir;
+}
+
+// Before anything of the model is taken: with what is needed by kind, and with what would take less.
+static void test_refusal(void **state) {
+    (void)state;
+    if (!emu_waits) return;
+    char *dir = make_data();
+    Child c = child_call(too_small, dir);
+    if (c.status != STATUS_DEVICE || !strstr(c.out, "GB are free for it: weights") || !strstr(c.out, "--recompute 3 takes"))
+        fail_msg("status %d: %s", c.status, c.out);
+    assert_null(strstr(strstr(c.out, "GB are free") + 1, "GB are free")); // said once
+    temp_remove(dir);
+}
+
+static void test_step(void **state) {
+    (void)state;
+    char *dir = make_data(), a[512], b[512], c[512], text[16];
+    snprintf(text, sizeof text, "%d", MEMORY);
+    setenv("EMU_MEMORY", text, 1);
     snprintf(a, sizeof a, "%s/plain", dir), snprintf(b, sizeof b, "%s/recorded", dir);
     snprintf(c, sizeof c, "%s/room", dir);
-    Job *plain = run(dir, a, "--no-cuda-graph", 0), *recorded = run(dir, b, "--cuda-graph", 0);
+    Job *plain = run(dir, a, "--no-cuda-graph", 0, "0"), *recorded = run(dir, b, "--cuda-graph", 0, "3");
     assert_true(!plain->recorded && recorded->recorded);
     // room for the steps before the last, of which the second was recorded
     double most[2] = {fmax(plain->stats[0].moe.rank_after_max, plain->stats[1].moe.rank_after_max), plain->stats[2].moe.rank_after_max};
-    Job *room = run(dir, c, "--cuda-graph", most[0]);
+    Job *room = run(dir, c, "--cuda-graph", most[0], "0");
     assert_true(most[1] > most[0] && room->recorded && room->grown[1] == 0 && room->grown[2] == 1 && recorded->grown[2] == 0);
     for (int i = 0; i < STEPS; i++) {
         assert_true(plain->stats[i].loss == room->stats[i].loss && plain->stats[i].grad_norm == room->stats[i].grad_norm);
@@ -99,12 +149,13 @@ static void test_step(void **state) {
         if (i) assert_true(plain->stats[i].loss != plain->stats[0].loss); // the steps are not one step
     }
     assert_int_equal(plain->waits_in_ops + recorded->waits_in_ops + room->waits_in_ops, 0);
+    if (emu_waits) assert_true(plain->taken == plain->gone && recorded->taken == recorded->gone && room->taken == room->gone);
     assert_true(plain->waits_in_read > 0 && recorded->waits_in_read > 0); // it would be seen
     free(plain), free(recorded), free(room);
     temp_remove(dir);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_step)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusal), cmocka_unit_test(test_step)};
     return cmocka_run_group_tests_name("the step on the device", tests, NULL, NULL);
 }

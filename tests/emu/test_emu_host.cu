@@ -274,11 +274,11 @@ static bool absent(Dev *d, GroupForm form, const GroupArgs &g) { return group_po
 static void choice(void **) {
     Dev *d = dev_init(DevOptions{});
     assert_true(strstr(d->name, "grouped products portable") && !d->hopper);
-    size_t before = dev_allocated(d);
+    size_t before = dev_taken(d, NULL);
     assert_true(group_agrees(d, group_portable));
     assert_false(group_agrees(d, spoilt<GROUP_NT>) || group_agrees(d, spoilt<GROUP_NN>) || group_agrees(d, spoilt<GROUP_TN>));
     assert_false(group_agrees(d, idle) || group_agrees(d, absent));
-    assert_true(dev_allocated(d) == before);
+    assert_true(dev_taken(d, NULL) == before);
     dev_free(d);
 }
 
