@@ -44,6 +44,7 @@ struct Put { // of bytes, or of a signal
     const char *from;
     size_t bytes;
     uint64_t *signal, add;
+    int looks; // by the receiver, until it lands
 };
 struct Group { // the device's lock holds while work runs; `lock` while hosts meet
     int size;
@@ -273,10 +274,11 @@ char *part_of(const EmuWindow *w, int rank, size_t at, size_t bytes, const char 
 
 std::vector<Put> &on_the_way(Group &g, int receiver, int context) { return g.puts[{receiver, context}]; }
 
-void land(std::vector<Put> &puts, int sender) { // -1: of all
+// In their order: those of one sender, or (-1) those that the receiver has looked for often enough
+void land(std::vector<Put> &puts, int sender) {
     std::vector<Put> left;
     for (Put &p : puts) {
-        if (sender >= 0 && p.sender != sender) {
+        if (sender >= 0 ? p.sender != sender : p.looks-- > 0 || !left.empty()) {
             left.push_back(p);
             continue;
         }
@@ -329,19 +331,21 @@ void *ncclGetLsaPointer(ncclWindow_t w, size_t offset, int peer) {
 
 static void send(const ncclDevComm &comm, int receiver, int context, Put put) {
     std::vector<Put> &all = on_the_way(*comm.emu->group, receiver, context);
-    all.push_back(put);
     const char *order = getenv("EMU_ORDER");
-    if (order && !strcmp(order, "reverse")) land(all, -1);
+    bool at_once = order && !strcmp(order, "reverse");
+    put.looks = at_once ? 0 : 2 + (int)random_below(6);
+    all.push_back(put);
+    if (at_once) land(all, -1);
 }
 void ncclGin::put(ncclTeam team, int peer, ncclWindow_t to, size_t to_at, ncclWindow_t from, size_t from_at, size_t bytes) const {
     int receiver = peer_of(comm, team, peer);
     send(comm, receiver, context, {comm.rank, part_of(to.at, receiver, to_at, bytes, "a put to"),
-                                   part_of(from.at, comm.rank, from_at, bytes, "a put from"), bytes, nullptr, 0});
+                                   part_of(from.at, comm.rank, from_at, bytes, "a put from"), bytes, nullptr, 0, 0});
 }
 void ncclGin::signal(ncclTeam team, int peer, ncclGin_SignalAdd action) const {
     int receiver = peer_of(comm, team, peer);
     uint64_t *to = comm.emu->group->signals[(size_t)receiver] + action.signal;
-    send(comm, receiver, context, {comm.rank, nullptr, nullptr, 0, to, action.value});
+    send(comm, receiver, context, {comm.rank, nullptr, nullptr, 0, to, action.value, 0});
 }
 uint64_t ncclGin::readSignal(ncclGinSignal_t signal) const {
     land(on_the_way(*comm.emu->group, comm.rank, context), -1);

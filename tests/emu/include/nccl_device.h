@@ -1,6 +1,6 @@
 // Stand-in for NCCL's header of this name: symmetric windows, and puts with signals (GIN), among threads of one process.
 //   EMU_LSA  ranks of a group whose windows are pointers to each other, contiguous (all)
-// A put lands as late as it may: when the receiver looks at a signal, or the sender flushes. With EMU_ORDER=reverse it lands at once.
+// A put lands late: when the receiver has looked at its signals a few times, or the sender flushes. With EMU_ORDER=reverse at once.
 #ifndef EMU_NCCL_DEVICE_H
 #define EMU_NCCL_DEVICE_H
 #include "nccl.h"
