@@ -288,6 +288,10 @@ static void recorded_run(void **state) {
     assert_true(number_of(report, "measured_moe_step_ms") > 0 && number_of(report, "hottest_expert_over_mean") > 1);
     json_decref(report);
     free(command);
+    command = str_format("%s %s %s --experts 8", replay, route, conf); // what a recorded run settles
+    c = child_shell(command, NULL, 0);
+    assert_true(c.status == STATUS_USAGE && strstr(c.out, "is a recorded trace"));
+    free(command);
     // one pair moved in the file: that plan is another one
     size_t n;
     char *bytes = file_read(route, &n);
@@ -362,7 +366,9 @@ static void refusals(void **state) {
                {"Makefile topoep/clusters/h100.conf", STATUS_DATA, "is no trace"},
                {"zipf topoep/clusters/h800-4x8.conf --experts 100", STATUS_USAGE, "100 experts"},
                {"zipf topoep/clusters/h800-4x8.conf --topk 200", STATUS_USAGE, "200 of 128 experts"},
-               {"zipf topoep/clusters/h800-4x8.conf --tokens 9999999", STATUS_USAGE, "pairs, expected at most"}};
+               {"zipf topoep/clusters/h800-4x8.conf --tokens 9999999", STATUS_USAGE, "pairs, expected at most"},
+               {"zipf topoep/clusters/h800-4x8.conf --warm 4 --steps 4", STATUS_USAGE, "leaves none"},
+               {"--headline --scale topoep/clusters/h800-4x8.conf", STATUS_USAGE, "two studies"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char *command = str_format("%s %s", replay, bad[i].args);
         Child c = child_shell(command, NULL, 0);
