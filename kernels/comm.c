@@ -133,6 +133,7 @@ void host_window_free(Comm *c, void **peer) {
 static void start(Comm *c) {
     // the machine's cores, not those this process is bound to: the launcher may have given each rank its own
     c->spins = c->info.local_ranks <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 0;
+    CHECK_USAGE(c->info.size <= PIECE / 64, "%d ranks, at most %d can sum up", c->info.size, PIECE / 64);
     c->per_node = host_alloc(SIZE(c->info.N, sizeof *c->per_node));
     const char *patience = getenv("MOE_PATIENCE");
     c->patience_s = patience ? atof(patience) : PATIENCE_S;
@@ -211,6 +212,18 @@ void comm_free(Comm *c) {
 
 const CommInfo *comm_info(const Comm *c) { return &c->info; }
 double comm_patience_s(const Comm *c) { return c->patience_s; }
+
+CommPart comm_part(const Comm *c, int rank, size_t n) {
+    size_t blocks = n / PART_UNIT + (n % PART_UNIT != 0), R = (size_t)c->info.size, per = (blocks + R - 1) / R * PART_UNIT;
+    size_t at = per * (size_t)rank < n ? per * (size_t)rank : n;
+    return (CommPart){at, n - at < per ? n - at : per};
+}
+
+void comm_sum(Comm *c, wide *x, size_t n) {
+    comm_sum_part(c, x, n);
+    comm_share_parts(c, x, n, sizeof *x);
+}
+
 CommDev *comm_dev(const Comm *c) { return c->dev; }
 void comm_dev_set(Comm *c, CommDev *v) { c->dev = v; }
 
@@ -362,5 +375,15 @@ void comm_bcast(Comm *c, void *x, size_t bytes, int root) {
     }
     for (d /= 2; d > 0; d /= 2)
         if (me + d < i->size) msgs_post(c, 1, (i->rank + d) % i->size, x, bytes);
+    msgs_wait(c);
+}
+
+void comm_move(Comm *c, void *x, size_t bytes, int from, int to) {
+    const CommInfo *i = &c->info;
+    CHECK_USAGE(from >= 0 && from < i->size && to >= 0 && to < i->size, "from rank %d to rank %d of %d", from, to, i->size);
+    msgs_begin(c);
+    if (from == to || (i->rank != from && i->rank != to)) return;
+    msgs_room(&c->call, msgs_count(bytes));
+    msgs_post(c, i->rank == from, i->rank == from ? to : from, x, bytes);
     msgs_wait(c);
 }

@@ -77,16 +77,44 @@ static void case_sum(Bench *b, size_t largest) {
     size_t sizes[] = {0, 1, 5, 1000, largest, 33};
     for (int k = 0; k < 6; k++) {
         size_t n = sizes[k];
-        wide *x = host_alloc(n * sizeof *x);
+        wide *x = host_alloc(n * sizeof *x), *y = host_alloc(n * sizeof *y), *z = host_alloc(n * sizeof *z);
         for (size_t j = 0; j < n; j++) x[j] = value(b->i->rank, k, j);
         wide *x_d = upload(b, x, n * sizeof *x);
         comm_sum(b->c, x_d, n);
-        dev_download(b->d, x, x_d, n * sizeof *x);
+        dev_download(b->d, y, x_d, n * sizeof *y);
         for (size_t j = 0; j < n; j += n > 2000 ? 97 : 1) {
             wide want = value(0, k, j);
             for (int r = 1; r < b->i->size; r++) want += value(r, k, j);
-            EXPECT(x[j] == want, "sum of %zu: element %zu is %.9g, in rank order %.9g", n, j, (double)x[j], (double)want);
+            EXPECT(y[j] == want, "sum of %zu: element %zu is %.9g, in rank order %.9g", n, j, (double)y[j], (double)want);
         }
+        dev_upload(b->d, x_d, x, n * sizeof *x);
+        comm_sum_part(b->c, x_d, n);
+        dev_download(b->d, z, x_d, n * sizeof *z);
+        CommPart own = comm_part(b->c, b->i->rank, n);
+        for (size_t j = 0; j < n; j++) { // the same bits in the own part, nothing elsewhere
+            wide want = j >= own.at && j < own.at + own.n ? y[j] : x[j];
+            EXPECT(z[j] == want, "sums of a part of %zu: element %zu is %.9g, expected %.9g", n, j, (double)z[j], (double)want);
+        }
+        free(x), free(y), free(z);
+    }
+}
+
+static void case_parts(Bench *b) {
+    static const size_t sizes[] = {0, 1, 65, 20011}, bytes[] = {4, 2, 12, 2};
+    for (int k = 0; k < 4; k++) {
+        size_t n = sizes[k] * bytes[k];
+        unsigned char *x = host_alloc(n + 1);
+        fill(x, n, b->i->rank, k);
+        x[n] = 0xEE;
+        void *x_d = upload(b, x, n + 1);
+        comm_share_parts(b->c, x_d, sizes[k], bytes[k]);
+        dev_download(b->d, x, x_d, n + 1);
+        for (int r = 0; r < b->i->size; r++) {
+            CommPart p = comm_part(b->c, r, sizes[k]);
+            for (size_t j = p.at * bytes[k]; j < (p.at + p.n) * bytes[k]; j++)
+                EXPECT(x[j] == byte_of(r, k, j), "parts of %zu: byte %zu, of rank %d", sizes[k], j, r);
+        }
+        EXPECT(x[n] == 0xEE, "sharing parts of %zu writes past their end", sizes[k]);
         free(x);
     }
 }
@@ -276,6 +304,7 @@ static void case_blocks(Bench *b) {
 static void cases(Bench *b, size_t largest) {
     case_gather(b);
     case_sum(b, largest);
+    case_parts(b);
     case_small_sums(b);
     case_window(b);
     case_rows(b);

@@ -68,25 +68,45 @@ void comm_dev_sum_double(Comm *c, double *x, int n) { comm_sum_double(c, x, n); 
 void comm_dev_sum_int64(Comm *c, int64_t *x, int n) { comm_sum_int64(c, x, n); }
 
 // ---- sums, in rank order -----------------------------------------------------------------------------------------------
-// Elements [lo, hi) of a piece of n that place g of a node adds up; whole cache lines
-static void slice_of(size_t *lo, size_t *hi, size_t n, int g, int G) {
-    size_t unit = 64 / sizeof(wide), per = (n + (size_t)G * unit - 1) / ((size_t)G * unit) * unit;
-    *lo = (size_t)g * per < n ? (size_t)g * per : n;
-    *hi = *lo + per < n ? *lo + per : n;
+// A sum goes piece by piece, a piece being the next `step` elements of every rank's part. Place g of a node adds up the parts of
+// the ranks with place g, which lie side by side in it by node: its slice, N steps long. Where a part has ended, a step holds what it
+// held before, which is added up as well and taken by nobody.
+typedef struct Cut {
+    size_t n, step, pieces;
+} Cut;
+
+static Cut cut_of(const Comm *c, size_t n) {
+    size_t line = 64 / sizeof(wide), most = PIECE / sizeof(wide) / (size_t)c->info.size / line * line, part = comm_part(c, 0, n).n;
+    size_t pieces = (part + most - 1) / most;
+    return (Cut){n, ((part + pieces - 1) / pieces + line - 1) / line * line, pieces};
+}
+
+// Elements of x that rank r's part has in piece p
+static CommPart step_of(const Comm *c, int r, Cut cut, size_t p) {
+    CommPart part = comm_part(c, r, cut.n);
+    size_t skip = p * cut.step < part.n ? p * cut.step : part.n, left = part.n - skip;
+    return (CommPart){part.at + skip, left < cut.step ? left : cut.step};
 }
 
 static wide *area(const Comm *c, int rank, size_t offset) { return (wide *)((char *)c->control[rank] + offset); }
 
+static void sum_stage(Comm *c, const wide *x, Cut cut, size_t p) {
+    const CommInfo *i = &c->info;
+    wide *stage = area(c, i->rank, STAGE + (p & 1) * PIECE);
+    for (int r = 0; r < i->size; r++) {
+        CommPart s = step_of(c, r, cut, p);
+        memcpy(stage + (size_t)(r % i->G * i->N + r / i->G) * cut.step, x + s.at, s.n * sizeof(wide));
+    }
+}
+
 // Own slice of a piece: the nodes' sums so far (from the node before) + this node's ranks in order, to the node after.
 // On the last node that is the result.
-static void sum_forward(Comm *c, size_t p, size_t n) {
+static void sum_forward(Comm *c, Cut cut, size_t p) {
     const CommInfo *i = &c->info;
-    int first = i->node * i->G, place = i->rank % i->G, last = i->node == i->N - 1;
-    size_t lo, hi, parity = p & 1;
-    slice_of(&lo, &hi, n, place, i->G);
-    n = hi - lo;
-    wide *out = area(c, i->rank, last ? RESULT + parity * PIECE : PARTIAL);
-    const wide *before = area(c, first, STAGE + parity * PIECE) + lo;
+    int first = i->node * i->G, last = i->node == i->N - 1;
+    size_t n = (size_t)i->N * cut.step, lo = (size_t)(i->rank % i->G) * n, stage = STAGE + (p & 1) * PIECE;
+    wide *out = area(c, i->rank, last ? RESULT : PARTIAL);
+    const wide *before = area(c, first, stage) + lo;
     if (i->node > 0) {
         before = area(c, i->rank, PREFIX);
         msgs_post(c, 0, i->rank - i->G, before, n * sizeof(wide));
@@ -96,7 +116,7 @@ static void sum_forward(Comm *c, size_t p, size_t n) {
         const wide *sum = before + at;
         size_t m = n - at < BLOCK ? n - at : BLOCK;
         for (int g = i->node == 0; g < i->G; g++) {
-            const wide *x = area(c, first + g, STAGE + parity * PIECE) + lo + at;
+            const wide *x = area(c, first + g, stage) + lo + at;
             for (size_t j = 0; j < m; j++) out[at + j] = sum[j] + x[j];
             sum = out + at;
         }
@@ -105,49 +125,68 @@ static void sum_forward(Comm *c, size_t p, size_t n) {
     if (!last) msgs_post(c, 1, i->rank + i->G, out, n * sizeof(wide));
 }
 
-// The result's way back from the last node to the first
-static void sum_back(Comm *c, size_t p, size_t n) {
+// The result's way back from the last node to the first: each takes its own step and passes on those of the nodes before it.
+static void sum_back(Comm *c, wide *x, Cut cut, size_t p) {
     const CommInfo *i = &c->info;
-    size_t lo, hi;
-    slice_of(&lo, &hi, n, i->rank % i->G, i->G);
-    wide *result = area(c, i->rank, RESULT + (p & 1) * PIECE);
+    size_t bytes = cut.step * sizeof(wide), node = (size_t)i->node;
+    wide *result = area(c, i->rank, RESULT);
     if (i->node < i->N - 1) {
-        Msg m = {.ptr = result, .bytes = (hi - lo) * sizeof(wide), .peer = i->rank + i->G, .tag = c->sequence};
+        Msg m = {.ptr = result, .bytes = (node + 1) * bytes, .peer = i->rank + i->G, .tag = c->sequence};
         c->t->post(c, &m);
         c->t->wait(c, &m, 1);
     }
-    if (i->node > 0) msgs_post(c, 1, i->rank - i->G, result, (hi - lo) * sizeof(wide));
-}
-
-static void sum_take(Comm *c, wide *x, size_t p, size_t n) {
-    const CommInfo *i = &c->info;
-    for (int g = 0; g < i->G; g++) {
-        size_t lo, hi;
-        slice_of(&lo, &hi, n, g, i->G);
-        memcpy(x + lo, area(c, i->node * i->G + g, RESULT + (p & 1) * PIECE), (hi - lo) * sizeof(wide));
-    }
+    if (i->node > 0) msgs_post(c, 1, i->rank - i->G, result, node * bytes);
+    CommPart own = step_of(c, i->rank, cut, p);
+    memcpy(x + own.at, result + node * cut.step, own.n * sizeof(wide));
 }
 
 // A pipeline over pieces: in one round a rank stages piece k, adds its slice of piece k-1, and takes the result of an
 // earlier one, `lag` rounds later on each node before the last, since a result comes back one node per round. The nodes
-// form a chain, so that the order of the sum is that of the ranks and each link carries every piece once each way.
+// form a chain, so that the order of the sum is that of the ranks.
 // Every message is complete before a round's barrier: asleep there, a rank would not move it on.
-void comm_sum(Comm *c, wide *x, size_t n) {
+void comm_sum_part(Comm *c, wide *x, size_t n) {
     const CommInfo *i = &c->info;
     if (i->size == 1 || n == 0) return;
-    const size_t piece = PIECE / sizeof(wide), n_pieces = (n + piece - 1) / piece, lag = (size_t)(i->N - 1 - i->node);
+    const Cut cut = cut_of(c, n);
+    const size_t lag = (size_t)(i->N - 1 - i->node);
     msgs_begin(c);
     msgs_room(&c->call, 4);
-    for (size_t k = 0; k < n_pieces + lag + 2; k++) {
-#define LENGTH(p) ((p) + 1 < n_pieces ? piece : n - (p) * piece)
-        if (k < n_pieces) memcpy(area(c, i->rank, STAGE + (k & 1) * PIECE), x + k * piece, LENGTH(k) * sizeof(wide));
-        if (k >= 1 && k - 1 < n_pieces) sum_forward(c, k - 1, LENGTH(k - 1));
-        if (k >= 1 + lag && k - 1 - lag < n_pieces) sum_back(c, k - 1 - lag, LENGTH(k - 1 - lag));
+    for (size_t k = 0; k < cut.pieces + lag + 1; k++) {
+        if (k < cut.pieces) sum_stage(c, x, cut, k);
+        if (k >= 1 && k - 1 < cut.pieces) sum_forward(c, cut, k - 1);
+        if (k >= 1 + lag) sum_back(c, x, cut, k - 1 - lag);
         msgs_wait(c);
-        if (k >= 2 + lag) sum_take(c, x + (k - 2 - lag) * piece, k - 2 - lag, LENGTH(k - 2 - lag));
-#undef LENGTH
         host_node_barrier(c);
     }
+}
+
+// Column first, as in an all-gather: what comes from the other nodes' ranks of this place lies beside the own in its window.
+void comm_share_parts(Comm *c, void *x, size_t n, size_t elem_bytes) {
+    const CommInfo *i = &c->info;
+    if (i->size == 1 || n == 0) return;
+    const size_t slot = PIECE / (size_t)i->N / 64 * 64, step = slot / elem_bytes; // 64 bytes hold any element
+    const Cut cut = {n, step, (comm_part(c, 0, n).n + step - 1) / step};
+    for (size_t p = 0; p < cut.pieces; p++) {
+        size_t stage = STAGE + (p & 1) * PIECE;
+        char *column = (char *)area(c, i->rank, stage);
+        CommPart own = step_of(c, i->rank, cut, p);
+        memcpy(column + (size_t)i->node * slot, (char *)x + own.at * elem_bytes, own.n * elem_bytes);
+        msgs_begin(c);
+        msgs_room(&c->call, 2 * i->N);
+        for (int send = 0; send < 2; send++)
+            for (int m = 0; m < i->N; m++) {
+                int peer = m * i->G + i->rank % i->G, of = send ? i->rank : peer;
+                if (m != i->node) msgs_post(c, send, peer, column + (size_t)(of / i->G) * slot, step_of(c, of, cut, p).n * elem_bytes);
+            }
+        msgs_wait(c);
+        host_node_barrier(c);
+        for (int r = 0; r < i->size; r++) {
+            CommPart s = step_of(c, r, cut, p);
+            const char *from = (char *)area(c, i->node * i->G + r % i->G, stage) + (size_t)(r / i->G) * slot;
+            if (r != i->rank) memcpy((char *)x + s.at * elem_bytes, from, s.n * elem_bytes);
+        }
+    }
+    host_node_barrier(c); // all have read: the next call may write
 }
 
 // ---- rows ------------------------------------------------------------------------------------------------------------

@@ -59,10 +59,10 @@ typedef struct NodeBarrier {
 // A rank's control window
 //   page 0      the node's barrier (its first rank's is used)
 //   GATHER x 2  blocks of an all-gather; two, used in turn, so that one barrier per call is enough
-//   PIECE x 6   of a sum: stage x 2 (own values), result x 2 (own slice, final), prefix (of the nodes before), partial
+//   PIECE x 5   of a sum: stage x 2 (own values; also what is shared out), result (own slice), prefix (of the nodes before), partial
 // of which untouched pages cost nothing.
 enum { PAGE = 4096, GATHER = 64 << 10, PIECE = 256 << 10 }; // bytes
-enum { STAGE = PAGE + 2 * GATHER, RESULT = STAGE + 2 * PIECE, PREFIX = RESULT + 2 * PIECE, PARTIAL = PREFIX + PIECE,
+enum { STAGE = PAGE + 2 * GATHER, RESULT = STAGE + 2 * PIECE, PREFIX = RESULT + PIECE, PARTIAL = PREFIX + PIECE,
        CONTROL = PARTIAL + PIECE };
 
 struct Comm {

@@ -139,42 +139,98 @@ void comm_dev_sum_double(Comm *c, double *x, int n) { sum_small(c, x, n); }
 void comm_dev_sum_int64(Comm *c, int64_t *x, int n) { sum_small(c, x, n); }
 
 // ---- sums, in rank order -----------------------------------------------------------------------------------------------
-// A piece is staged by all, each rank adds its part of it, all take the parts; what two meetings separate needs no second
-// buffer. With a wire that is done in each node, and the parts go from node to node, so that the order stays that of the ranks.
-static __global__ void sum_part_kernel(wide *sum, const wide *before, const wide *const *stage, int ranks, size_t lo, size_t hi) {
-    for (size_t j = lo + blockIdx.x * (size_t)blockDim.x + threadIdx.x; j < hi; j += gridDim.x * (size_t)blockDim.x) {
-        wide s = before ? before[j - lo] + stage[0][j] : stage[0][j];
-        for (int r = 1; r < ranks; r++) s += stage[r][j];
-        sum[j - lo] = s;
+// A sum goes piece by piece, a piece being the next `step` elements of every rank's part. All stage it, each rank adds up its own
+// step. With a wire that is done in each node, for the steps of all ranks of one's place, which lie side by side in the stage; the
+// sums go from node to node, so that the order stays that of the ranks, and back to whose part it is.
+struct Cut {
+    size_t n, part, step;
+    int G, N;
+};
+
+// Elements of x in rank r's step of the piece that begins `at` elements into the parts
+static __host__ __device__ void step_of(size_t *lo, size_t *len, Cut c, int r, size_t at) {
+    size_t end = c.part * (size_t)(r + 1) < c.n ? c.part * (size_t)(r + 1) : c.n;
+    *lo = c.part * (size_t)r + at < end ? c.part * (size_t)r + at : end;
+    *len = end - *lo < c.step ? end - *lo : c.step;
+}
+
+static __global__ void sum_stage_kernel(wide *stage, const wide *x, Cut c, size_t at) {
+    int r = blockIdx.y;
+    size_t lo, len, to = (size_t)(r % c.G * c.N + r / c.G) * c.step;
+    step_of(&lo, &len, c, r, at);
+    for (size_t j = blockIdx.x * (size_t)blockDim.x + threadIdx.x; j < len; j += gridDim.x * (size_t)blockDim.x)
+        stage[to + j] = x[lo + j];
+}
+
+// before may be sum
+static __global__ void sum_part_kernel(wide *sum, const wide *before, const wide *const *stage, int ranks, size_t from, size_t n) {
+    for (size_t j = blockIdx.x * (size_t)blockDim.x + threadIdx.x; j < n; j += gridDim.x * (size_t)blockDim.x) {
+        wide s = before ? before[j] + stage[0][from + j] : stage[0][from + j];
+        for (int r = 1; r < ranks; r++) s += stage[r][from + j];
+        sum[j] = s;
     }
 }
 
-static __global__ void sum_take_kernel(wide *x, const wide *const *sum, size_t part, size_t n) {
-    size_t lo = blockIdx.y * part, hi = lo + part < n ? lo + part : n;
-    for (size_t j = lo + blockIdx.x * (size_t)blockDim.x + threadIdx.x; j < hi; j += gridDim.x * (size_t)blockDim.x)
-        x[j] = sum[blockIdx.y][j - lo];
+// `sums`: of all nodes, for the steps of this place's ranks; what lies in them past a part's end nobody takes.
+static void sum_over_nodes(CommDev *v, wide *own, size_t len, Cut c) {
+    const CommInfo *i = v->i;
+    cudaStream_t s = v->d->stream;
+    wide *sums = (wide *)wire_scratch(v, nullptr);
+    size_t n = c.step * (size_t)c.N, from = n * (size_t)(i->rank % i->G), mine = c.step * (size_t)i->node;
+    if (i->node > 0) wire_before(v, sums, n);
+    LAUNCH(sum_part_kernel, grid_for(v->d, n, 4 * THREADS), THREADS, 0, s, sums, i->node > 0 ? sums : nullptr,
+           v->stage + i->node * i->G, i->G, from, n);
+    if (i->node < i->N - 1) wire_after(v, sums, n);
+    wire_results(v, sums, c.step);
+    if (len) CUDA_CHECK(cudaMemcpyAsync(own, sums + mine, len * sizeof(wide), cudaMemcpyDeviceToDevice, s));
 }
 
-void comm_sum(Comm *c, wide *x, size_t n) {
+void comm_sum_part(Comm *c, wide *x, size_t n) {
     CommDev *v = of(c);
     const CommInfo *i = v->i;
     Who who = v->wire ? node_of(i) : all_of(i);
     Meeting kind = v->wire ? NODE : ALL;
     cudaStream_t s = v->d->stream;
-    for (size_t at = 0; at < n && i->size > 1; at += PIECE) {
-        size_t m = n - at < PIECE ? n - at : PIECE, part = (m + (size_t)who.n - 1) / (size_t)who.n,
-            place = (size_t)(i->rank - who.first);
-        size_t lo = part * place < m ? part * place : m, hi = lo + part < m ? lo + part : m;
-        unsigned blocks = grid_for(v->d, part, 4 * THREADS);
-        wide *before = v->wire && i->node > 0 ? (wide *)wire_scratch(v, nullptr) : nullptr;
-        CUDA_CHECK(cudaMemcpyAsync(v->own_stage, x + at, m * sizeof(wide), cudaMemcpyDeviceToDevice, s));
+    Cut cut = {n, comm_part(c, 0, n).n, PIECE / (size_t)i->size / PART_UNIT * PART_UNIT, who.n, i->size / who.n};
+    if (cut.part < cut.step) cut.step = cut.part;
+    for (size_t at = 0; at < cut.part && i->size > 1; at += cut.step) {
+        size_t lo, len;
+        step_of(&lo, &len, cut, i->rank, at);
+        unsigned blocks = grid_for(v->d, cut.step, 4 * THREADS);
+        LAUNCH(sum_stage_kernel, dim3(blocks, (unsigned)i->size), THREADS, 0, s, v->own_stage, x, cut, at);
         meet_on(v, s, who, kind);
-        if (before) wire_before(v, before, hi - lo);
-        LAUNCH(sum_part_kernel, hi > lo ? blocks : 0, THREADS, 0, s, v->own_sum, before, v->stage + who.first, who.n, lo, hi);
-        if (v->wire && i->node < i->N - 1) wire_after(v, v->own_sum, hi - lo);
-        if (v->wire) wire_result(v, v->own_sum, hi - lo);
+        if (v->wire) sum_over_nodes(v, x + lo, len, cut);
+        else LAUNCH(sum_part_kernel, len ? blocks : 0, THREADS, 0, s, x + lo, (const wide *)nullptr, v->stage, who.n,
+                    i->rank * cut.step, len);
         meet_on(v, s, who, kind);
-        LAUNCH(sum_take_kernel, dim3(blocks, (unsigned)who.n), THREADS, 0, s, x + at, v->sum + who.first, part, m);
+    }
+}
+
+static __global__ void share_kernel(char *x, const char *const *stage, Cut c, int me, size_t at, size_t elem_bytes) {
+    int r = blockIdx.y;
+    size_t lo, len;
+    step_of(&lo, &len, c, r, at);
+    if (r != me)
+        copy_bytes(x + lo * elem_bytes, stage[r], len * elem_bytes, blockIdx.x * (size_t)blockDim.x + threadIdx.x,
+                   gridDim.x * (size_t)blockDim.x);
+}
+
+void comm_share_parts(Comm *c, void *x, size_t n, size_t elem_bytes) {
+    CommDev *v = of(c);
+    const CommInfo *i = v->i;
+    cudaStream_t s = v->d->stream;
+    if (v->wire) return wire_share(v, (char *)x, n, elem_bytes);
+    Cut cut = {n, comm_part(c, 0, n).n, PIECE * sizeof(wide) / elem_bytes / PART_UNIT * PART_UNIT, i->size, 1};
+    for (size_t at = 0; at < cut.part && i->size > 1; at += cut.step) {
+        size_t lo, len;
+        step_of(&lo, &len, cut, i->rank, at);
+        const char *own = (char *)x + lo * elem_bytes;
+        if (len) CUDA_CHECK(cudaMemcpyAsync(v->own_stage, own, len * elem_bytes, cudaMemcpyDeviceToDevice, s));
+        meet_on(v, s, all_of(i), ALL);
+        size_t most = cut.part < cut.step ? cut.part : cut.step;
+        dim3 grid(grid_for(v->d, most * elem_bytes, 64 * THREADS), (unsigned)i->size);
+        LAUNCH(share_kernel, grid, THREADS, 0, s, (char *)x, (const char *const *)v->stage, cut, i->rank, at, elem_bytes);
+        meet_on(v, s, all_of(i), ALL);
     }
 }
 
@@ -525,8 +581,6 @@ static CommDev *open_on(Comm *c, Dev *d, int machine, int world) {
     ways_say(v, why);
     w = window_make(v, PIECE * sizeof(wide), "sums: staging");
     v->stage = (wide *const *)w->reach_dev, v->own_stage = (wide *)w->own;
-    w = window_make(v, (PIECE / (size_t)(v->wire ? i->G : i->size) + 1) * sizeof(wide), "sums: results");
-    v->sum = (wide *const *)w->reach_dev, v->own_sum = (wide *)w->own;
     return v;
 }
 

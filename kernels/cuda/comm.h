@@ -64,8 +64,8 @@ struct CommDev {
     Window *windows;
     Control *const *control;    // device table
     Control *own;
-    wide *const *stage, *const *sum; // device tables: PIECE elements; this rank's part of a piece's sum
-    wide *own_stage, *own_sum;
+    wide *const *stage;         // device table: PIECE elements
+    wide *own_stage;
     bool blocks_under_way;
     void **nowhere;             // the table of windows that are only counted
 };
@@ -76,10 +76,12 @@ struct Wire *wire_open(CommDev *v, char *why, size_t room);
 void wire_close(struct Wire *w);
 void wire_allgather(CommDev *v, void *out, const void *in, size_t bytes);
 void *wire_scratch(CommDev *v, size_t *bytes); // for what a call gathers
-// Of this place's part of a piece of a sum: the nodes' sum before this one's; on to the node after; from the last to all
-void wire_before(CommDev *v, wide *sum, size_t n);
-void wire_after(CommDev *v, const wide *sum, size_t n);
-void wire_result(CommDev *v, wide *sum, size_t n);
+// Of the sums of this place's ranks, a step for each node: those of the nodes before; on to the node after; from the last one each
+// node's own step
+void wire_before(CommDev *v, wide *sums, size_t n);
+void wire_after(CommDev *v, const wide *sums, size_t n);
+void wire_results(CommDev *v, wide *sums, size_t step);
+void wire_share(CommDev *v, char *x, size_t n, size_t elem_bytes); // comm_share_parts
 void wire_rows(CommDev *v, const Rows *arrays, int n_arrays, int *n_recv, const int *n_send, int known, int room);
 void wire_blocks_room(CommDev *v, int most, size_t bytes);
 void wire_blocks(CommDev *v, void *const *to, const BlockSeg *recv, const int *n_recv, const void *const *from, const BlockSeg *send,

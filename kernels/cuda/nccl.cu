@@ -139,14 +139,30 @@ void *wire_scratch(CommDev *v, size_t *bytes) {
 }
 
 // ---- sums ----------------------------------------------------------------------------------------------------------------
-void wire_before(CommDev *v, wide *sum, size_t n) {
-    if (n) NCCL_CHECK(Recv(sum, n * sizeof(wide), ncclChar, v->i->node - 1, v->wire->column, v->d->stream));
+void wire_before(CommDev *v, wide *sums, size_t n) {
+    NCCL_CHECK(Recv(sums, n * sizeof(wide), ncclChar, v->i->node - 1, v->wire->column, v->d->stream));
 }
-void wire_after(CommDev *v, const wide *sum, size_t n) {
-    if (n) NCCL_CHECK(Send(sum, n * sizeof(wide), ncclChar, v->i->node + 1, v->wire->column, v->d->stream));
+void wire_after(CommDev *v, const wide *sums, size_t n) {
+    NCCL_CHECK(Send(sums, n * sizeof(wide), ncclChar, v->i->node + 1, v->wire->column, v->d->stream));
 }
-void wire_result(CommDev *v, wide *sum, size_t n) {
-    if (n) NCCL_CHECK(Broadcast(sum, sum, n * sizeof(wide), ncclChar, v->i->N - 1, v->wire->column, v->d->stream));
+void wire_results(CommDev *v, wide *sums, size_t step) {
+    const int last = v->i->N - 1, node = v->i->node;
+    NCCL_CHECK(GroupStart());
+    for (int n = 0; n < last; n++) {
+        wide *at = sums + step * (size_t)n;
+        if (node == last) NCCL_CHECK(Send(at, step * sizeof(wide), ncclChar, n, v->wire->column, v->d->stream));
+        else if (node == n) NCCL_CHECK(Recv(at, step * sizeof(wide), ncclChar, last, v->wire->column, v->d->stream));
+    }
+    NCCL_CHECK(GroupEnd());
+}
+void wire_share(CommDev *v, char *x, size_t n, size_t elem_bytes) {
+    NCCL_CHECK(GroupStart());
+    for (int r = 0; r < v->i->size; r++) {
+        CommPart p = comm_part(v->c, r, n);
+        char *at = x + p.at * elem_bytes;
+        if (p.n) NCCL_CHECK(Broadcast(at, at, p.n * elem_bytes, ncclChar, r, v->wire->all, v->d->stream));
+    }
+    NCCL_CHECK(GroupEnd());
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------------
@@ -292,7 +308,8 @@ void wire_allgather(CommDev *, void *, const void *, size_t) {}
 void *wire_scratch(CommDev *, size_t *) { return nullptr; }
 void wire_before(CommDev *, wide *, size_t) {}
 void wire_after(CommDev *, const wide *, size_t) {}
-void wire_result(CommDev *, wide *, size_t) {}
+void wire_results(CommDev *, wide *, size_t) {}
+void wire_share(CommDev *, char *, size_t, size_t) {}
 void wire_rows(CommDev *, const Rows *, int, int *, const int *, int, int) {}
 void wire_blocks_room(CommDev *, int, size_t) {}
 void wire_blocks(CommDev *, void *const *, const BlockSeg *, const int *, const void *const *, const BlockSeg *, const int *,

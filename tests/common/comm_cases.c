@@ -77,11 +77,18 @@ static void case_sum(Comm *c) {
     int order_matters = 0;
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         size_t n = sizes[k];
-        wide *x = host_alloc((n + 1) * sizeof *x);
-        for (size_t j = 0; j < n; j++) x[j] = value(i->rank, j + k);
-        x[n] = 123;
+        wide *x = host_alloc((n + 1) * sizeof *x), *y = host_alloc((n + 1) * sizeof *y);
+        for (size_t j = 0; j < n; j++) x[j] = y[j] = value(i->rank, j + k);
+        x[n] = y[n] = 123;
         dawdle(mix((uint64_t)i->rank, k));
         comm_sum(c, x, n);
+        comm_sum_part(c, y, n);
+        CommPart own = comm_part(c, i->rank, n);
+        for (size_t j = 0; j <= n; j++) { // the same bits in the own part, nothing elsewhere
+            wide want = j >= own.at && j < own.at + own.n ? x[j] : j < n ? value(i->rank, j + k) : 123;
+            EXPECT(memcmp(&y[j], &want, sizeof want) == 0, "sums of a part of %zu: element %zu is %.17g, expected %.17g", n, j,
+                   (double)y[j], (double)want);
+        }
         for (size_t j = 0; j < n; j += n > 1000 && j + 100 < n ? 7 : 1) { // fewer than a cache line's, whose owner may differ
             wide up = value(0, j + k), down = value(i->size - 1, j + k);
             for (int r = 1; r < i->size; r++) up += value(r, j + k), down += value(i->size - 1 - r, j + k);
@@ -90,9 +97,50 @@ static void case_sum(Comm *c) {
             order_matters |= up != down;
         }
         EXPECT(x[n] == 123, "sum of %zu writes past its end", n);
-        free(x);
+        free(x), free(y);
     }
     EXPECT(order_matters == (i->size > 2), "the sums do not tell the order of the ranks"); // or the test could not fail
+}
+
+// Parts cover everything once, in order, and an array of elements of any size is shared out by them.
+static void case_parts(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    static const size_t sizes[] = {0, 1, 63, 64, 65, 1000, 65537, 300007}, bytes[] = {4, 2, 8, 12};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t n = sizes[k], elem = bytes[k % 4], end = 0;
+        unsigned char *x = host_alloc(n * elem + 1);
+        for (int r = 0; r < i->size; r++) {
+            CommPart p = comm_part(c, r, n);
+            EXPECT(p.at == end && (p.at % PART_UNIT == 0 || p.n == 0), "part of rank %d of %zu begins at %zu", r, n, p.at);
+            EXPECT(p.n <= n / (size_t)i->size + PART_UNIT, "rank %d has %zu of %zu elements", r, p.n, n);
+            for (size_t j = p.at * elem; j < (p.at + p.n) * elem; j++) x[j] = (unsigned char)(mix((uint64_t)r, j) + (r != i->rank));
+            end = p.at + p.n;
+        }
+        EXPECT(end == n, "parts of %zu end at %zu", n, end);
+        x[n * elem] = 0xEE;
+        dawdle(mix((uint64_t)i->rank, k));
+        comm_share_parts(c, x, n, elem);
+        for (int r = 0; r < i->size; r++) {
+            CommPart p = comm_part(c, r, n);
+            for (size_t j = p.at * elem; j < (p.at + p.n) * elem; j++)
+                EXPECT(x[j] == (unsigned char)mix((uint64_t)r, j), "parts of %zu: byte %zu, of rank %d", n, j, r);
+        }
+        EXPECT(x[n * elem] == 0xEE, "sharing parts of %zu writes past their end", n);
+        free(x);
+    }
+}
+
+static void case_move(Comm *c) {
+    const CommInfo *i = comm_info(c);
+    for (int k = 0; k < 3 * i->size; k++) { // one after the other, without a barrier between
+        int from = (int)(mix(5, (uint64_t)k) % (uint64_t)i->size), to = (int)(mix(6, (uint64_t)k) % (uint64_t)i->size);
+        uint64_t x[1000];
+        for (size_t j = 0; j < 1000; j++) x[j] = mix((uint64_t)(i->rank * 64 + k), j);
+        size_t words = k % 3 ? 1000 : (size_t)k % 2;
+        comm_move(c, x, words * sizeof *x, from, to);
+        for (size_t j = 0; j < 1000; j++)
+            EXPECT(x[j] == mix((uint64_t)((i->rank == to && j < words ? from : i->rank) * 64 + k), j), "move %d: word %zu", k, j);
+    }
 }
 
 static void case_small(Comm *c) {
@@ -368,6 +416,8 @@ void comm_cases(Comm *c) {
     case_sum(c);
     case_small(c);
     case_bcast(c);
+    case_parts(c);
+    case_move(c);
     case_window(c);
     case_window_free(c);
     case_barrier(c);
