@@ -33,8 +33,8 @@ void comm_free(Comm *c); // of a derived group
 // The device on which this rank's collectives of the device run. Once, of the world, before any group is derived or window made.
 void comm_bind(Comm *world, Dev *d);
 const CommInfo *comm_info(const Comm *c);
-// How a group shares out n elements: contiguous, in rank order, as evenly as whole blocks of PART_UNIT elements (so that no cache line
-// and no vector is cut) allow; the last ranks may have fewer, or none.
+// How a group shares out n elements: contiguous, in rank order, as evenly as whole blocks of PART_UNIT elements allow (no cache line and
+// no vector is cut); the last ranks may have fewer, or none.
 enum { PART_UNIT = 64 };
 typedef struct CommPart {
     size_t at, n;
@@ -57,8 +57,8 @@ void comm_dev_barrier(Comm *c);  // among all ranks
 // out (size, bytes) overwritten; in (bytes)
 void comm_dev_allgather(Comm *c, void *out, const void *in, size_t bytes);
 void comm_sum(Comm *c, wide *x, size_t n);          // in place, elementwise over the ranks
-// Its two halves. First every rank has the sums of its own part of x (comm_part), the rest is left as it was; then all have all parts,
-// of any array of n elements.
+// Its two halves. First every rank has the sums of its own part of x (comm_part), the rest is left as it was. Then all have all
+// parts, of any array of n elements.
 void comm_sum_part(Comm *c, wide *x, size_t n);
 void comm_share_parts(Comm *c, void *x, size_t n, size_t elem_bytes);
 void comm_dev_sum_double(Comm *c, double *x, int n);

@@ -145,8 +145,12 @@ Model *model_alloc(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const Mo
     Model *m = host_alloc(sizeof *m);
     *m = (Model){.d = d, .world = world, .ep = ep, .c = *c, .run = *run};
     int R = comm_info(ep)->size;
-    if (R < comm_info(world)->size) m->replicas = run->replicas ? run->replicas : comm_stride(world, R);
     params_build(&m->ps, c, comm_info(ep)->rank, R);
+    for (int i = 0; i < 2; i++) {
+        Arena *a = &m->ps.arena[i];
+        a->ranks = i == OWNER_REPL ? world : run->replicas ? run->replicas : comm_stride(world, R);
+        a->own = run->zero ? comm_part(a->ranks, comm_info(a->ranks)->rank, a->n) : (CommPart){0, a->n};
+    }
     params_alloc(&m->ps, d, ep, run->training);
     m->blocks = host_alloc(SIZE(c->L, sizeof(Block)));
     for (int l = 0; l < c->L; l++) {
@@ -178,7 +182,7 @@ Model *model_init(Dev *d, Comm *world, Comm *ep, const ModelConfig *c, const Mod
 
 void model_free(Model *m) {
     if (m->moe) moe_free(m->moe);
-    if (m->replicas && !m->run.replicas) comm_free(m->replicas);
+    if (!m->run.replicas) comm_free(m->ps.arena[OWNER_EXPERT].ranks);
     params_free(&m->ps);
     free(m->moe_params);
     free(m->expert_tables);
@@ -192,8 +196,7 @@ Moe *model_moe(Model *m) { return m->moe; }
 const ModelConfig *model_config(const Model *m) { return &m->c; }
 
 void model_zero_grad(Model *m) {
-    dev_zero(m->d, m->ps.repl_g, m->ps.n_repl * sizeof(wide));
-    dev_zero(m->d, m->ps.expert_g, m->ps.n_expert * sizeof(wide));
+    for (int i = 0; i < 2; i++) dev_zero(m->d, m->ps.arena[i].g, m->ps.arena[i].n * sizeof(wide));
 }
 
 double model_nll(Model *m) {
@@ -211,8 +214,20 @@ int model_grow(Model *m) {
 
 void model_reduce_grads(Model *m) {
     dev_stage(m->d, STAGE_REDUCE);
-    comm_sum(m->world, m->ps.repl_g, m->ps.n_repl);
-    if (m->replicas) comm_sum(m->replicas, m->ps.expert_g, m->ps.n_expert);
+    for (int i = 0; i < 2; i++) {
+        const Arena *a = &m->ps.arena[i];
+        if (m->run.zero) comm_sum_part(a->ranks, a->g, a->n);
+        else comm_sum(a->ranks, a->g, a->n);
+    }
+    dev_stage(m->d, STAGE_OTHER);
+}
+
+void model_share_params(Model *m) {
+    dev_stage(m->d, STAGE_REDUCE);
+    for (int i = 0; i < 2 && m->run.zero; i++) {
+        const Arena *a = &m->ps.arena[i];
+        comm_share_parts(a->ranks, a->w, a->n, sizeof(real));
+    }
     dev_stage(m->d, STAGE_OTHER);
 }
 
@@ -221,11 +236,13 @@ double *model_grad_norm(Model *m, double *norm) {
     int layers = 0;
     const int *faults = m->moe ? moe_faults(m->moe, &layers) : NULL;
     dev_zero(m->d, m->sumsq, 2 * sizeof(double));
-    dev_sumsq(m->d, &m->sumsq[0], m->ps.repl_g, m->ps.n_repl);
-    dev_sumsq(m->d, &m->sumsq[1], m->ps.expert_g, m->ps.n_expert);
+    for (int i = 0; i < 2; i++) { // every element is in one rank's part, whoever updates it: the same bits with and without zero
+        const Arena *a = &m->ps.arena[i];
+        CommPart part = comm_part(a->ranks, comm_info(a->ranks)->rank, a->n);
+        dev_sumsq(m->d, &m->sumsq[i], a->g + part.at, part.n);
+    }
     dev_veto(m->d, &m->sumsq[2], m->nll_sum, faults, layers);
-    comm_dev_sum_double(m->ep, &m->sumsq[1], 1); // every EP group holds the same experts, with equal gradients by now
-    comm_dev_sum_double(m->world, &m->sumsq[2], 1);
+    comm_dev_sum_double(m->world, m->sumsq, 3);
     dev_total(m->d, m->sumsq, 3);
     if (norm) {
         dev_download(m->d, norm, m->sumsq, sizeof *norm);

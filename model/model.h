@@ -62,19 +62,26 @@ typedef struct Param {
     size_t n;            // elements held by this rank
     size_t n_unit;       // elements of one expert (= n for others)
     int first_expert, n_experts; // global id of the first one held; how many
-    size_t offset;       // of its first element in its arena (w, g, m, v alike)
+    size_t offset;       // of its first element in its arena
     Piece pieces[4];
     int n_pieces;
 } Param;
 
+typedef struct Arena { // of all parameters that the same ranks hold
+    real *w;
+    wide *g;             // gradients; NULL without training
+    size_t n;            // elements held here
+    Comm *ranks;         // who holds the same: the world, or one rank of each EP group
+    CommPart own;        // what this rank updates: all of it, or its part (ModelRun.zero)
+} Arena;
+
 typedef struct Params {
     int n;
     Param *p;
-    size_t n_repl, n_expert, n_state;        // elements of the arenas held here
-    real *repl_w, *expert_w;                 // arenas: replicated, this rank's experts
-    wide *repl_g, *expert_g;                 // gradients; NULL without training
-    wide *state;                             // selection biases
-    void **expert_peer;                      // window table over ep: every rank's expert_w
+    Arena arena[2];      // by OWNER_REPL, OWNER_EXPERT
+    size_t n_state;
+    wide *state;         // selection biases
+    void **expert_peer;  // window table over ep: every rank's experts' weights
 } Params;
 real *param_w(const Params *ps, const Param *p);  // NULL for OWNER_STATE
 wide *param_g(const Params *ps, const Param *p);
@@ -90,6 +97,7 @@ typedef struct ModelRun {   // how it runs, as opposed to what it is
     Recompute recompute;
     Comm *replicas;         // the caller's comm_stride(world, ranks of ep), the ranks with the same experts; NULL: the model makes its own
     int generate;           // in training: room for model_decode, where recomputation leaves none
+    int zero;               // 1: of parameters that several ranks hold, each updates a part (ZeRO-1, 1910.02054)
     uint64_t seed;
     double aux_coef, z_coef, capacity;
     AuxScope scope;
@@ -125,8 +133,9 @@ void model_zero_grad(Model *m);
 // that came to it (moe_grow). Then there is more now, no loss has been added, and all of it is to be run again.
 int model_grow(Model *m);
 double model_nll(Model *m);             // this rank's sum of nll since the last call, and starts again from 0; a host read
-// Sums replicated gradients over the world and expert gradients over the replicas of each EP group (in rank order).
+// Sums gradients over the ranks that hold the same parameters (in rank order): all, or with zero those of what this rank updates.
 void model_reduce_grads(Model *m);
+void model_share_params(Model *m);      // with zero, after the update: all ranks get the parameters that others have updated
 // Global gradient norm: replicated once, every expert once; the same bits on all ranks. Puts its square at the returned device
 // double, and the value in *norm if norm is not NULL (a host read). NaN on all ranks where a rank's nll or a router's score is none.
 double *model_grad_norm(Model *m, double *norm);

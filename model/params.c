@@ -85,7 +85,7 @@ void params_build(Params *ps, const ModelConfig *c, int rank, int R) {
     }
     for (int i = 0; i < ps->n; i++) {
         p = &ps->p[i];
-        size_t *arena = p->owner == OWNER_REPL ? &ps->n_repl : p->owner == OWNER_EXPERT ? &ps->n_expert : &ps->n_state;
+        size_t *arena = p->owner == OWNER_STATE ? &ps->n_state : &ps->arena[p->owner].n;
         if (p->owner == OWNER_EXPERT) {
             p->n_experts = c->E / R;
             p->first_expert = rank * p->n_experts;
@@ -98,16 +98,17 @@ void params_build(Params *ps, const ModelConfig *c, int rank, int R) {
 
 void params_alloc(Params *ps, Dev *d, Comm *ep, int training) {
     dev_kind(d, MEMORY_WEIGHTS);
-    ps->repl_w = dev_alloc(d, SIZE((int64_t)ps->n_repl, sizeof(real)), "replicated parameters");
-    if (ps->n_expert) {
-        ps->expert_peer = comm_window(ep, SIZE((int64_t)ps->n_expert, sizeof(real)), "experts");
-        ps->expert_w = ps->expert_peer[comm_info(ep)->rank];
+    Arena *repl = &ps->arena[OWNER_REPL], *expert = &ps->arena[OWNER_EXPERT];
+    repl->w = dev_alloc(d, SIZE((int64_t)repl->n, sizeof(real)), "replicated parameters");
+    if (expert->n) {
+        ps->expert_peer = comm_window(ep, SIZE((int64_t)expert->n, sizeof(real)), "experts");
+        expert->w = ps->expert_peer[comm_info(ep)->rank];
     }
     ps->state = dev_alloc(d, SIZE((int64_t)ps->n_state, sizeof(wide)), "selection biases");
     if (!training) return;
     dev_kind(d, MEMORY_GRADIENTS);
-    ps->repl_g = dev_alloc(d, SIZE((int64_t)ps->n_repl, sizeof(wide)), "gradients of replicated parameters");
-    ps->expert_g = dev_alloc(d, SIZE((int64_t)ps->n_expert, sizeof(wide)), "gradients of experts");
+    repl->g = dev_alloc(d, SIZE((int64_t)repl->n, sizeof(wide)), "gradients of replicated parameters");
+    expert->g = dev_alloc(d, SIZE((int64_t)expert->n, sizeof(wide)), "gradients of experts");
 }
 
 static void init_normal(const Params *ps, const Param *p, Dev *d, uint64_t seed) {
@@ -143,11 +144,11 @@ void params_free(Params *ps) {
 
 real *param_w(const Params *ps, const Param *p) {
     if (p->owner == OWNER_STATE) return NULL;
-    return (p->owner == OWNER_REPL ? ps->repl_w : ps->expert_w) + p->offset;
+    return ps->arena[p->owner].w + p->offset;
 }
 
 wide *param_g(const Params *ps, const Param *p) {
-    wide *arena = p->owner == OWNER_REPL ? ps->repl_g : p->owner == OWNER_EXPERT ? ps->expert_g : NULL;
+    wide *arena = p->owner == OWNER_STATE ? NULL : ps->arena[p->owner].g;
     return arena ? arena + p->offset : NULL;
 }
 

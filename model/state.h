@@ -26,7 +26,7 @@ typedef struct Block {
 
 struct Model {
     Dev *d;
-    Comm *world, *ep, *replicas; // replicas: the ranks of all EP groups that hold the same experts; NULL with one group
+    Comm *world, *ep;
     ModelConfig c;
     ModelRun run;
     Params ps;
@@ -43,7 +43,7 @@ struct Model {
     real *logits;                // (head_rows,V)
     wide *nll;                   // (n)
     double *nll_sum;             // (1)
-    double *sumsq;               // (3) of all gradients; of this rank's experts'; a veto (dev_veto)
+    double *sumsq;               // (3) of this rank's parts of both arenas' gradients, then of all; a veto (dev_veto)
     int *tok, *target, *first;   // (micros,n)
     real *h, *dh;                // (n,F_dense)
     real *dx, *dn, *d_att, *d_qk, *d_qkv; // gradients of x, n1 or n2, att, qk, qkv

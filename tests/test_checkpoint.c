@@ -217,7 +217,7 @@ static void config_refused(void **state) {
 // ---- whole checkpoints -----------------------------------------------------------------------------------------------
 typedef struct Job {
     ModelConfig c;
-    int ep, write, poke; // poke: which element to spoil before the comparison, 0 = none
+    int ep, zero, write, poke; // poke: what to spoil an element of before the comparison: 1 the parameters, 2 their moments
     const char *dir;
     int64_t differ;      // elements that were not as they should be
 } Job;
@@ -225,11 +225,18 @@ typedef struct Job {
 // What element i of a tensor holds: of its name alone, so that every rank of every layout knows it.
 static double value_of(const char *name, uint64_t i) { return (double)(float)rng_normal(7, rng_name(name), i); }
 
-static void *target_of(const Params *ps, const Optimizer *opt, const Tensor *t, int moment, size_t *elem) {
+// Where elements [*first, *first + *n) of a tensor, those that this rank keeps, lie
+static void *target_of(const Params *ps, const Optimizer *opt, const Tensor *t, int moment, size_t *elem, size_t *first, size_t *n) {
+    size_t at = (size_t)t->at;
     *elem = moment || t->param->owner == OWNER_STATE ? sizeof(wide) : sizeof(real);
-    char *base = moment == 1 ? (char *)optimizer_m(opt, t->param) : moment == 2 ? (char *)optimizer_v(opt, t->param) :
-                 t->param->owner == OWNER_STATE ? (char *)param_state(ps, t->param) : (char *)param_w(ps, t->param);
-    return base ? base + (size_t)t->at * *elem : NULL;
+    *first = 0;
+    if (!moment && t->param->owner == OWNER_STATE) return param_state(ps, t->param) + at;
+    if (!moment) return param_w(ps, t->param) + at;
+    OptimizerPart own = optimizer_part(opt, ps, t->param);
+    size_t lo = own.first > at ? own.first : at, hi = own.first + own.n < at + *n ? own.first + own.n : at + *n;
+    if (lo >= hi) return NULL;
+    *first = lo - at, *n = hi - lo;
+    return own.state[moment == 1 ? STATE_M : STATE_V] + (lo - own.first);
 }
 
 static int64_t walk(Dev *d, const Params *ps, const Optimizer *opt, int fill) {
@@ -238,14 +245,14 @@ static int64_t walk(Dev *d, const Params *ps, const Optimizer *opt, int fill) {
     int64_t differ = 0;
     for (int i = 0; i < list.n; i++)
         for (int moment = 0; moment < 3; moment++) {
-            size_t elem, n = SIZE(list.t[i].piece->rows, list.t[i].piece->cols ? list.t[i].piece->cols : 1);
-            void *x = target_of(ps, opt, &list.t[i], moment, &elem);
+            size_t elem, first, n = SIZE(list.t[i].piece->rows, list.t[i].piece->cols ? list.t[i].piece->cols : 1);
+            void *x = target_of(ps, opt, &list.t[i], moment, &elem, &first, &n);
             if (!x) continue;
             char *name = str_format("%s%s", list.t[i].name, suffix[moment]);
             char *host = host_alloc(n * elem);
             if (!fill) dev_download(d, host, x, n * elem);
             for (size_t k = 0; k < n; k++) {
-                double v = value_of(name, k);
+                double v = value_of(name, first + k);
                 if (fill && elem == 8) ((double *)(void *)host)[k] = v;
                 else if (fill) ((float *)(void *)host)[k] = (float)v;
                 else differ += (elem == 8 ? ((double *)(void *)host)[k] : (double)((float *)(void *)host)[k]) != v;
@@ -263,7 +270,7 @@ static void body(Comm *world, void *arg) {
     comm_bind(world, d);
     Comm *ep = comm_block(world, job->ep);
     const CommInfo *info = comm_info(ep);
-    ModelRun run = {.max_B = 1, .T = job->c.T, .micros = 1, .training = 1, .seed = 3,
+    ModelRun run = {.max_B = 1, .T = job->c.T, .micros = 1, .training = 1, .zero = job->zero, .seed = 3,
                     .cost = {.name = "test", .N = info->N, .G = info->G}, .plan = {.policy = POLICY_NONE, .block = 1}};
     Model *m = model_init(d, world, ep, &job->c, &run);
     Params *ps = model_params(m);
@@ -283,9 +290,13 @@ static void body(Comm *world, void *arg) {
         char *dir = checkpoint_find(job->dir);
         checkpoint_read(dir, d, ps, &job->c, &opt);
         free(dir);
-        if (job->poke && comm_info(world)->rank == 0) {
+        if (job->poke == 1 && comm_info(world)->rank == 0) {
             real x = 0.5;
             dev_upload(d, param_w(ps, &ps->p[0]), &x, sizeof x);
+        }
+        if (job->poke == 2 && comm_info(world)->rank == 0) {
+            wide x = 0.5;
+            dev_upload(d, optimizer_part(&opt, ps, &ps->p[0]).state[STATE_V], &x, sizeof x);
         }
         int64_t differ = walk(d, ps, &opt, 0);
         comm_sum_int64(world, &differ, 1);
@@ -304,13 +315,13 @@ static void run(Job *job, int ranks) {
 
 static void layouts(void **state) {
     (void)state;
-    static const int layout[][2] = {{1, 1}, {4, 4}, {4, 2}, {2, 1}, {2, 2}};
+    static const int layout[][3] = {{1, 1, 1}, {4, 4, 1}, {4, 2, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1}, {3, 1, 1}}; // ranks, ep, zero
     enum { N = sizeof layout / sizeof *layout };
     for (int kind = 0; kind < KINDS; kind++)
         for (int from = 0; from < N; from++) {
             if (kind != 2 && from != kind % N) continue; // all layouts for the model that has everything, one for the others
             char *dir = temp_dir();
-            Job job = {.c = small(kind), .ep = layout[from][1], .write = 1, .dir = dir};
+            Job job = {.c = small(kind), .ep = layout[from][1], .zero = layout[from][2], .write = 1, .dir = dir};
             run(&job, layout[from][0]);
             char *stale = path_join(dir, "step_00000007.tmp"), *inside = path_join(stale, "model.safetensors");
             dir_make(stale); // what a killed run left
@@ -319,13 +330,15 @@ static void layouts(void **state) {
             assert_false(file_is_dir(stale));
             free(stale), free(inside);
             for (int to = 0; to < N; to++) {
-                Job read = {.c = small(kind), .ep = layout[to][1], .dir = dir, .differ = -1};
+                Job read = {.c = small(kind), .ep = layout[to][1], .zero = layout[to][2], .dir = dir, .differ = -1};
                 run(&read, layout[to][0]);
                 assert_int_equal(read.differ, 0);
             }
-            Job spoilt = {.c = small(kind), .ep = 1, .dir = dir, .poke = 1};
-            run(&spoilt, 1);
-            assert_int_equal(spoilt.differ, 1);
+            for (int poke = 1; poke <= 2; poke++) { // a parameter, a moment
+                Job spoilt = {.c = small(kind), .ep = 1, .zero = 1, .dir = dir, .poke = poke};
+                run(&spoilt, 2 / poke);
+                assert_int_equal(spoilt.differ, 1);
+            }
             char *tmp = path_join(dir, "step_00000012.tmp");
             assert_int_equal(file_size(tmp), -1);
             free(tmp);

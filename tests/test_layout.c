@@ -31,6 +31,7 @@ typedef struct Setup {
 typedef struct More {
     Recompute recompute;
     double capacity;
+    int whole;           // 1: every rank keeps the whole state of the optimizer (--zero 0)
 } More;
 
 typedef struct Result {
@@ -39,6 +40,7 @@ typedef struct Result {
     size_t size[MAX_PARAMS];
     double *grad[MAX_PARAMS], *param[MAX_PARAMS]; // whole tensors, experts by global id
     int64_t copies, wire, planned, pairs, crossings, dropped, seen; // seen: of each expert, times its place
+    int64_t state;     // bytes that all ranks' optimizers keep
 } Result;
 
 typedef struct Job {
@@ -138,10 +140,12 @@ static void train_steps(Job *job, Dev *d, Comm *world, Comm *ep, Model *m, Optim
         model_reduce_grads(m);
         double norm, nll = model_nll(m), *sumsq = model_grad_norm(m, &norm);
         comm_sum_double(world, &nll, 1);
+        for (int i = 0; i < 2 && step == 0; i++) comm_share_parts(ps->arena[i].ranks, ps->arena[i].g, ps->arena[i].n, sizeof(wide));
         if (step == 0) collect(res, d, ps, rank, s.ep, 1);
         optimizer_set(opt, d, 0.02, step + 1);
         optimizer_step(opt, d, ps, sumsq);
         moe_update_bias(moe, 0.01, opt->factor);
+        model_share_params(m);
         MoeStats stats;
         moe_stats(moe, &stats);
         moe_check_hashes(moe);
@@ -167,7 +171,8 @@ static void body(Comm *world, void *arg) {
     Dev *d = dev_init((DevOptions){.threads = 1, .poison = 1, .shared = 1});
     comm_bind(world, d);
     Comm *ep = comm_block(world, s.ep);
-    ModelRun run = {.max_B = B / s.ranks / s.micros, .T = T, .micros = s.micros, .training = 1, .seed = 11, .aux_coef = 0.02, .z_coef = 0.003,
+    ModelRun run = {.max_B = B / s.ranks / s.micros, .T = T, .micros = s.micros, .training = 1, .zero = !job->more.whole, .seed = 11,
+                    .aux_coef = 0.02, .z_coef = 0.003,
                     .scope = job->scope, .S = s.slots, .cost = cheap_copies(comm_info(ep), s.slots), .dedup = !s.pairs,
                     .plan = s.how, .recompute = job->more.recompute, .capacity = job->more.capacity};
     run.plan.policy = s.policy, run.plan.block = 1;
@@ -179,6 +184,11 @@ static void body(Comm *world, void *arg) {
     o.optimizer = job->optimizer, o.clip = 0.5;
     Optimizer opt = optimizer_alloc(d, model_params(m), &o);
     optimizer_start(&opt, d, model_params(m));
+    size_t taken[MEMORY_KINDS];
+    dev_taken(d, taken);
+    int64_t state = (int64_t)taken[MEMORY_OPTIMIZER];
+    comm_sum_int64(world, &state, 1);
+    job->result->state = state;
     train_steps(job, d, world, ep, m, &opt);
     model_free(m);
     comm_free(ep);
@@ -320,9 +330,9 @@ static void check_recompute(ModelConfig model, int optimizer, double capacity) {
     int64_t copies = 0;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         Setup s = layouts[i];
-        Result want = run_more(s, model, AUX_SEQ, optimizer, (More){0, capacity});
+        Result want = run_more(s, model, AUX_SEQ, optimizer, (More){.capacity = capacity});
         for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
-            Result got = run_more(s, model, AUX_SEQ, optimizer, (More){(Recompute)level, capacity});
+            Result got = run_more(s, model, AUX_SEQ, optimizer, (More){.recompute = (Recompute)level, .capacity = capacity});
             if (compare(&want, &got, 1) != 0)
                 fail_msg("%d ranks, %d nodes, recompute %d: differs by %g, expected the same bits", s.ranks, s.nodes, level, compare(&want, &got, 1));
             int64_t counts[][2] = {{want.copies, got.copies}, {want.pairs, got.pairs}, {want.crossings, got.crossings},
@@ -350,6 +360,27 @@ static void test_recompute(void **state) {
     check_recompute(c, OPTIMIZER_ADAMW, 1.5);
 }
 
+// Sharing out the optimizer's state, as all other setups do, changes no bit, and every element's is kept once.
+static void test_zero(void **state) {
+    (void)state;
+    static const Setup list[] = {
+        {2, 2, 1, 1, POLICY_TOPOEP, 2, 0, {0}}, {2, 1, 2, 2, POLICY_NONE, 0, 0, {0}},   {3, 3, 3, 2, POLICY_TOPOEP, 1, 0, {0}},
+        {3, 1, 1, 1, POLICY_NONE, 0, 0, {0}},   {4, 2, 2, 1, POLICY_TOPOEP, 2, 0, {0}}, {8, 2, 4, 1, POLICY_TOPOEP, 1, 0, {0}},
+    };
+    ModelConfig c = small_model();
+    int64_t experts = (int64_t)EXPERT_SIZE(c.F, c.C) * c.E * (c.L - 1), params = config_size(&c).params;
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        Setup s = list[i];
+        int sgd = i % 3 == 2, optimizer = sgd ? OPTIMIZER_SGD : OPTIMIZER_ADAMW;
+        Result whole = run_more(s, c, AUX_SEQ, optimizer, (More){.whole = 1}), parts = run_setup(s, c, AUX_SEQ, optimizer);
+        if (compare(&whole, &parts, 1) != 0) fail_msg("%d ranks, ep %d, %d nodes: other bits in parts", s.ranks, s.ep, s.nodes);
+        int64_t each = sgd ? 0 : 2 * sizeof(wide), rest = (int64_t)(sizeof(wide) + 2 * sizeof(Update)) * s.ranks;
+        assert_int_equal(parts.state, params * each + rest);
+        assert_int_equal(whole.state, ((params - experts) * s.ranks + experts * (s.ranks / s.ep)) * each + rest);
+        free_result(&whole), free_result(&parts);
+    }
+}
+
 static void test_bound_can_fail(void **state) {
     (void)state;
     Result a = run_setup(one, small_model(), AUX_SEQ, OPTIMIZER_SGD), b = run_setup(one, small_model(), AUX_SEQ, OPTIMIZER_SGD);
@@ -375,7 +406,7 @@ static void test_bound_can_fail(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bound_can_fail), cmocka_unit_test(test_adamw), cmocka_unit_test(test_sgd),
                                        cmocka_unit_test(test_global_scope), cmocka_unit_test(test_sigmoid_router),
-                                       cmocka_unit_test(test_policies), cmocka_unit_test(test_recompute)};
+                                       cmocka_unit_test(test_policies), cmocka_unit_test(test_recompute), cmocka_unit_test(test_zero)};
     const struct CMUnitTest quick[] = {cmocka_unit_test(test_bound_can_fail), cmocka_unit_test(test_few)};
     return QUICK ? cmocka_run_group_tests_name("layout", quick, NULL, NULL) : cmocka_run_group_tests_name("layout", tests, NULL, NULL);
 }

@@ -339,8 +339,8 @@ static void ones_body(Comm *world, void *arg) {
     Params *ps = model_params(m);
     double each = 1.0 / comm_info(world)->size, each_expert = (double)job->R / comm_info(world)->size;
     model_zero_grad(m);
-    dev_fill(d, (real *)ps->repl_g, ps->n_repl, each);
-    dev_fill(d, (real *)ps->expert_g, ps->n_expert, each_expert);
+    dev_fill(d, (real *)ps->arena[OWNER_REPL].g, ps->arena[OWNER_REPL].n, each);
+    dev_fill(d, (real *)ps->arena[OWNER_EXPERT].g, ps->arena[OWNER_EXPERT].n, each_expert);
     model_reduce_grads(m); // sums to ones everywhere
     double *sumsq = model_grad_norm(m, &job->norm[comm_info(world)->rank]), host;
     dev_download(d, &host, sumsq, sizeof host);

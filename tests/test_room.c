@@ -88,8 +88,10 @@ static void step_ops(Rank *r) {
     }
     model_reduce_grads(r->m);
     dev_clip_factor(r->d, r->factor, model_grad_norm(r->m, NULL), 1);
-    dev_adamw(r->d, ps->repl_w, NULL, r->mv[0], r->mv[1], ps->repl_g, r->factor, ps->n_repl, r->update);
-    dev_adamw(r->d, ps->expert_w, NULL, r->mv[2], r->mv[3], ps->expert_g, r->factor, ps->n_expert, r->update);
+    for (int i = 0; i < 2; i++) {
+        const Arena *a = &ps->arena[i];
+        dev_adamw(r->d, a->w, NULL, r->mv[2 * i], r->mv[2 * i + 1], a->g, r->factor, a->n, r->update);
+    }
     moe_update_bias(model_moe(r->m), 0.01, r->factor);
     comm_dev_barrier(r->world);
 }
@@ -152,10 +154,10 @@ static uint64_t hash_device(Dev *d, uint64_t h, const void *x, size_t bytes) {
 static uint64_t hash_state(const Rank *r) {
     const Params *ps = model_params(r->m);
     int64_t history[2 * E];
-    uint64_t h = hash_device(r->d, FNV1A_START, ps->repl_w, ps->n_repl * sizeof(real));
-    h = hash_device(r->d, h, ps->expert_w, ps->n_expert * sizeof(real));
+    uint64_t h = FNV1A_START;
+    for (int i = 0; i < 2; i++) h = hash_device(r->d, h, ps->arena[i].w, ps->arena[i].n * sizeof(real));
     h = hash_device(r->d, h, ps->state, ps->n_state * sizeof(wide));
-    for (int i = 0; i < 4; i++) h = hash_device(r->d, h, r->mv[i], (i < 2 ? ps->n_repl : ps->n_expert) * sizeof(wide));
+    for (int i = 0; i < 4; i++) h = hash_device(r->d, h, r->mv[i], ps->arena[i / 2].n * sizeof(wide));
     moe_history_get(model_moe(r->m), history);
     return fnv1a(h, history, sizeof history);
 }
@@ -173,7 +175,7 @@ static void body(Comm *world, void *arg) {
     Rank r = {.job = job, .world = world, .i = comm_info(world), .d = d, .m = model_init(d, world, ep, &c, &run)};
     const Params *ps = model_params(r.m);
     for (int i = 0; i < 4; i++) {
-        size_t bytes = (i < 2 ? ps->n_repl : ps->n_expert) * sizeof(wide);
+        size_t bytes = ps->arena[i / 2].n * sizeof(wide);
         r.mv[i] = dev_alloc(d, bytes, "moments");
         dev_zero(d, r.mv[i], bytes);
     }

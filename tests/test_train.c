@@ -255,7 +255,7 @@ static void optimizer_body(Comm *world, void *arg) {
     }
     wide moment = 2;
     const Param *experts = param_find(ps, "experts", 1);
-    dev_upload(d, optimizer_v(&opt, experts) + 3, &moment, sizeof moment);
+    dev_upload(d, optimizer_part(&opt, ps, experts).state[STATE_V] + 3, &moment, sizeof moment);
     optimizer_set(&opt, d, 0.01, 5);
     optimizer_step(&opt, d, ps, sumsq);
     for (int i = 0; i < ps->n; i++) {
@@ -266,10 +266,10 @@ static void optimizer_body(Comm *world, void *arg) {
         close_to(first_of(d, w), p->decay ? 1 - 0.01 * 0.5 : 1, bound);
         decayed += p->decay, kept += !p->decay;
         // every element counts as replicated or as an expert's
-        assert_true(p->owner == OWNER_STATE || optimizer_m(&opt, p) != NULL);
+        assert_true(optimizer_part(&opt, ps, p).n == (p->owner == OWNER_STATE ? 0 : p->n));
     }
     assert_true(decayed >= 2 + 2 * 4 && kept >= 1 + 2 * 4);
-    dev_download(d, &moment, optimizer_v(&opt, experts) + 3, sizeof moment);
+    dev_download(d, &moment, optimizer_part(&opt, ps, experts).state[STATE_V] + 3, sizeof moment);
     close_to(moment, 2 * 0.95, 8 * (sizeof(wide) == 8 ? DBL_EPSILON : FLT_EPSILON));
     model_free(m);
     dev_free(d);

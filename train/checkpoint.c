@@ -135,39 +135,63 @@ static void append_real(StWriter *w, Dev *d, const real *src, size_t n) {
 
 static size_t piece_elements(const Piece *p) { return p->cols ? SIZE(p->rows, p->cols) : SIZE(p->rows); }
 
-static void write_model(const Snapshot *s, const char *path, const Tensors *list) {
-    StTensor *h = host_alloc(SIZE(list->n, sizeof *h));
-    for (int i = 0; i < list->n; i++) h[i] = tensor_header(&list->t[i], "", st_of_size(sizeof(wide)));
-    StWriter *w = st_create(path, h, list->n);
-    for (int i = 0; i < list->n; i++) {
-        const Tensor *t = &list->t[i];
-        size_t n = piece_elements(t->piece);
-        const wide *whole = t->param->owner == OWNER_STATE ? param_state(s->ps, t->param) : s->opt ? optimizer_master(s->opt, t->param) : NULL;
-        if (whole) append_wide(w, s->d, whole + t->at, n);
-        else append_real(w, s->d, param_w(s->ps, t->param) + t->at, n);
+// The ranks that hold a tensor; the first of them writes it.
+static Comm *holders(const Snapshot *s, const Tensor *t) {
+    return t->param->owner == OWNER_STATE ? s->world : s->ps->arena[t->param->owner].ranks;
+}
+static int writes(const Snapshot *s, const Tensor *t) { return comm_info(holders(s, t))->rank == 0; }
+
+// What the optimizer keeps of a tensor: chunk by chunk from the rank that keeps it to the one that writes, w (NULL elsewhere). All
+// ranks that hold the tensor make the call.
+static void append_state(StWriter *w, const Snapshot *s, const Tensor *t, OptimizerState state) {
+    OptimizerPart own = optimizer_part(s->opt, s->ps, t->param);
+    int rank = comm_info(holders(s, t))->rank;
+    size_t begin = (size_t)t->at, end = begin + piece_elements(t->piece), n;
+    wide *buffer = host_alloc((end - begin < CHUNK ? end - begin : CHUNK) * sizeof(wide));
+    for (size_t at = begin; at < end; at += n) {
+        size_t until;
+        int holder = optimizer_holder(s->ps, t->param, at, &until);
+        until = until < end ? until : end;
+        n = until - at < CHUNK ? until - at : CHUNK;
+        if (rank == holder) dev_download(s->d, buffer, own.state[state] + (at - own.first), n * sizeof(wide));
+        comm_move(holders(s, t), buffer, n * sizeof(wide), holder, 0);
+        if (!w) continue;
+        check_finite(buffer, n);
+        st_append(w, buffer, n * sizeof(wide));
     }
-    st_finish(w);
-    for (int i = 0; i < list->n; i++) free(h[i].name);
-    free(h);
+    free(buffer);
+}
+
+static void append_params(StWriter *w, const Snapshot *s, const Tensor *t) {
+    size_t n = piece_elements(t->piece);
+    if (t->param->owner != OWNER_STATE && s->opt && s->opt->state[STATE_MASTER][t->param->owner]) append_state(w, s, t, STATE_MASTER);
+    else if (w && t->param->owner == OWNER_STATE) append_wide(w, s->d, param_state(s->ps, t->param) + t->at, n);
+    else if (w) append_real(w, s->d, param_w(s->ps, t->param) + t->at, n);
 }
 
 static const char *const moments[2] = {".exp_avg", ".exp_avg_sq"};
 
-static void write_optimizer(const Snapshot *s, const char *path, const Tensors *list) {
-    StTensor *h = host_alloc(SIZE(2, list->n, sizeof *h));
+// This rank's file of parameters, or of moments, and its share of what others write: all ranks go through the table together.
+static void write_file(const Snapshot *s, const char *path, int optimizer) {
+    Tensors list = tensors_list(s->ps, 1, 1);
+    StTensor *h = host_alloc(SIZE(2, list.n, sizeof *h));
     int n = 0;
-    for (int i = 0; i < list->n; i++)
-        for (int k = 0; k < 2 && optimizer_m(s->opt, list->t[i].param); k++)
-            h[n++] = tensor_header(&list->t[i], moments[k], st_of_size(sizeof(wide)));
-    StWriter *w = st_create(path, h, n);
-    for (int i = 0; i < list->n; i++) {
-        const Tensor *t = &list->t[i];
-        const wide *mv[2] = {optimizer_m(s->opt, t->param), optimizer_v(s->opt, t->param)};
-        for (int k = 0; k < 2 && mv[0]; k++) append_wide(w, s->d, mv[k] + t->at, piece_elements(t->piece));
+    for (int i = 0; i < list.n; i++) {
+        const Tensor *t = &list.t[i];
+        if (!writes(s, t) || (optimizer && t->param->owner == OWNER_STATE)) continue;
+        for (int k = 0; k < (optimizer ? 2 : 1); k++) h[n++] = tensor_header(t, optimizer ? moments[k] : "", st_of_size(sizeof(wide)));
     }
-    st_finish(w);
+    StWriter *w = n ? st_create(path, h, n) : NULL;
+    for (int i = 0; i < list.n; i++) {
+        const Tensor *t = &list.t[i];
+        StWriter *to = writes(s, t) ? w : NULL;
+        if (!optimizer) append_params(to, s, t);
+        for (int k = 0; k < 2 && optimizer && t->param->owner != OWNER_STATE; k++) append_state(to, s, t, k ? STATE_V : STATE_M);
+    }
+    if (w) st_finish(w);
     for (int i = 0; i < n; i++) free(h[i].name);
     free(h);
+    tensors_free(&list);
 }
 
 // Which file holds what, for every tensor of the model: rank 0 knows the other ranks' from the table.
@@ -215,28 +239,22 @@ static void write_descriptions(const Snapshot *s, const char *dir, const json_t 
 
 char *checkpoint_write(const Snapshot *s, const char *run, int64_t step, const json_t *trainer) {
     char *final = str_format("%s/step_%08lld", run, (long long)step), *temporary = str_format("%s.tmp", final);
-    int rank = comm_info(s->world)->rank, R = comm_info(s->ep)->size, n_files = s->ps->n_expert ? R : 1;
+    int rank = comm_info(s->world)->rank, R = comm_info(s->ep)->size, n_files = s->ps->arena[OWNER_EXPERT].n ? R : 1;
     if (rank == 0) {
         remove_unfinished(run);
         dir_make(temporary);
     }
     comm_barrier(s->world);
-    if (rank < n_files) { // the first EP group holds every expert
-        Tensors list = tensors_list(s->ps, rank == 0, 1);
-        char *name = file_name("model", rank, n_files), *path = path_join(temporary, name);
-        write_model(s, path, &list);
+    int adamw = s->opt && s->opt->kind == OPTIMIZER_ADAMW;
+    for (int optimizer = 0; optimizer <= adamw; optimizer++) {
+        char *name = file_name(optimizer ? "optimizer" : "model", rank, n_files), *path = path_join(temporary, name);
+        write_file(s, path, optimizer);
         free(name), free(path);
-        if (s->opt && s->opt->kind == OPTIMIZER_ADAMW) {
-            name = file_name("optimizer", rank, n_files), path = path_join(temporary, name);
-            write_optimizer(s, path, &list);
-            free(name), free(path);
-        }
-        tensors_free(&list);
     }
     comm_barrier(s->world);
     if (rank == 0) {
         if (n_files > 1) write_index(s, temporary, "model", n_files, 0);
-        if (n_files > 1 && s->opt && s->opt->kind == OPTIMIZER_ADAMW) write_index(s, temporary, "optimizer", n_files, 1);
+        if (n_files > 1 && adamw) write_index(s, temporary, "optimizer", n_files, 1);
         write_descriptions(s, temporary, trainer);
         publish(temporary, final, run);
     }

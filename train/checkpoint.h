@@ -1,7 +1,8 @@
 // Checkpoints: a Hugging Face folder (config.json, safetensors with per-expert names and global expert ids, tokenizer) plus
 // optimizer state under the same names and trainer.json. RUN/step_00001000/:
 //   model.safetensors       or, with R ranks of an EP group, model-0000i-of-0000R.safetensors and model.safetensors.index.json:
-//                           rank i-1 writes its experts, rank 0 also what is replicated; all ranks see one file system.
+//                           rank i-1 writes its experts, rank 0 also what is replicated, whole, whichever ranks keep what of the
+//                           optimizer's state; all ranks see one file system.
 //                           In full width: where the weights in use are bf16, these are their masters
 //   optimizer.safetensors   likewise: every name with .exp_avg and .exp_avg_sq (AdamW)
 //   trainer.json            step, data position, settings: see Progress and train/setup.c

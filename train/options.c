@@ -102,6 +102,7 @@ static void table_running(Table *t) {
     Options *o = t->o;
     heading(t, "ranks");
     whole(t, "ep", &o->ep, 0, DIM_MAX, "ranks that share the experts; 0 = all");
+    whole(t, "zero", &o->zero, 0, 1, "ZeRO stage 1: ranks with the same parameters share out the optimizer's state; 0: each has all of it");
     whole(t, "nodes", &o->nodes, 0, DIM_MAX, "cut the ranks into that many virtual nodes; 0 = as detected");
     whole(t, "virtual-ranks", &o->virtual_ranks, 0, 1024, "ranks as threads of this process; 0 = as launched");
     whole(t, "threads", &o->threads, 0, 4096, "CPU threads of a rank; 0 = cores / ranks of this machine");
@@ -237,7 +238,8 @@ void options_init(Options *o) {
     *o = (Options){.data = "data/austen", .steps = 1000, .batch = 16, .lr = 3e-3, .min_lr = -1, .warmup = -1, .decay_steps = -1,
                    .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1, .seed = 1, .slots = -1,
                    .aux_loss = 0.01, .z_loss = 0.001, .bias_rate = 0.001, .log_every = 1, .eval_every = 100,
-                   .eval_windows = 256, .sample_tokens = 128, .dedup = 1, .recv_room = -1, .cuda_graph = 1, .how = plan_flags_default};
+                   .eval_windows = 256, .sample_tokens = 128, .dedup = 1, .recv_room = -1, .cuda_graph = 1, .zero = 1,
+                   .how = plan_flags_default};
     int at = 0;
     for (o->balance = 0; o->balance <= BALANCE_UNIFORM; o->balance++)
         at += snprintf(o->balance_choices + at, sizeof o->balance_choices - (size_t)at, "%s%s", at ? "|" : "", options_balance(o));

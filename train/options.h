@@ -22,7 +22,7 @@ typedef struct Options {
     int schedule, optimizer;        // ScheduleKind, OptimizerKind
     double weight_decay, beta1, beta2, eps, clip;
     // ranks and balancing
-    int64_t ep, nodes, virtual_ranks, threads, slots;
+    int64_t ep, zero, nodes, virtual_ranks, threads, slots;
     int cuda_graph;
     int balance, check_plans;       // balance: a Policy, or BALANCE_UNIFORM
     int dedup;

@@ -130,18 +130,25 @@ static Source find_one(const Set *s, const Tensor *w, const char *suffix, int E,
     return src;
 }
 
-// Either may be NULL: the elements in full width, and rounded to what products read
-static void upload(Dev *d, wide *whole, real *rounded, const Source *s, size_t n) {
-    size_t most = n < CHUNK ? n : CHUNK;
+// Where a tensor's elements go: rounded to what products read, all of them (NULL: nowhere); in full width those from `first` on, n of
+// them, that are kept here.
+typedef struct Target {
+    real *rounded;
+    wide *whole;
+    size_t first, n;
+} Target;
+
+static void upload(Dev *d, const Target *to, const Source *s, size_t n) {
+    size_t at = to->rounded ? 0 : to->first, end = to->rounded ? n : to->first + to->n, most = n < CHUNK ? n : CHUNK, part;
     wide *buffer = host_alloc(most * sizeof(wide));
     real *raw = host_alloc(most * sizeof(real));
-    for (size_t at = 0; at < n;) {
-        size_t part = n - at < CHUNK ? n - at : CHUNK;
+    for (; at < end; at += part) {
+        part = end - at < CHUNK ? end - at : CHUNK;
         st_read(buffer, st_of_size(sizeof(wide)), s->file, s->t, s->first + (int64_t)at, (int64_t)part);
         for (size_t i = 0; i < part; i++) raw[i] = real_of(buffer[i]);
-        if (whole) dev_upload(d, whole + at, buffer, part * sizeof(wide));
-        if (rounded) dev_upload(d, rounded + at, raw, part * sizeof(real));
-        at += part;
+        if (to->rounded) dev_upload(d, to->rounded + at, raw, part * sizeof(real));
+        size_t lo = to->first > at ? to->first : at, hi = to->first + to->n < at + part ? to->first + to->n : at + part;
+        if (lo < hi) dev_upload(d, to->whole + (lo - to->first), buffer + (lo - at), (hi - lo) * sizeof(wide));
     }
     free(buffer), free(raw);
 }
@@ -184,10 +191,16 @@ static void check_extra(const Set *s, json_t *used) {
     CHECK_DATA(extra.n == 0, "%s: the model has no tensor %s (hint: does config.json belong to these files?)", s->where, names_text(&extra));
 }
 
-static wide *target(const Params *ps, const Optimizer *opt, int moment, const Param *p) {
-    if (moment == 1) return optimizer_m(opt, p);
-    if (moment == 2) return optimizer_v(opt, p);
-    return p->owner == OWNER_STATE ? param_state(ps, p) : opt ? optimizer_master(opt, p) : NULL;
+static Target target(const Params *ps, const Optimizer *opt, int moment, const Tensor *w, size_t n) {
+    static const OptimizerState states[] = {STATE_MASTER, STATE_M, STATE_V};
+    size_t at = (size_t)w->at;
+    if (w->param->owner == OWNER_STATE) return (Target){.whole = param_state(ps, w->param) + at, .n = n};
+    Target to = {.rounded = moment ? NULL : param_w(ps, w->param) + at};
+    OptimizerPart own = opt ? optimizer_part(opt, ps, w->param) : (OptimizerPart){0};
+    size_t lo = own.first > at ? own.first : at, hi = own.first + own.n < at + n ? own.first + own.n : at + n;
+    if (lo >= hi || !own.state[states[moment]]) return to;
+    to.whole = own.state[states[moment]] + (lo - own.first), to.first = lo - at, to.n = hi - lo;
+    return to;
 }
 
 // moment: 0 the parameters themselves, 1 and 2 their moments
@@ -197,9 +210,7 @@ static void read_kind(const Set *s, Dev *d, const Params *ps, const Optimizer *o
     Names missing = {0};
     for (int i = 0; i < list.n; i++) {
         const Tensor *w = &list.t[i];
-        wide *whole = target(ps, opt, moment, w->param);
-        real *rounded = moment ? NULL : param_w(ps, w->param);
-        if (!whole && !rounded) continue;
+        if (moment && w->param->owner == OWNER_STATE) continue;
         Source src = find_one(s, w, suffixes[moment], E, used);
         if (!src.t) {
             char *name = str_format("%s%s", w->name, suffixes[moment]);
@@ -207,8 +218,9 @@ static void read_kind(const Set *s, Dev *d, const Params *ps, const Optimizer *o
             free(name);
             continue;
         }
-        upload(d, whole ? whole + w->at : NULL, rounded ? rounded + w->at : NULL, &src,
-               w->piece->cols ? SIZE(w->piece->rows, w->piece->cols) : SIZE(w->piece->rows));
+        size_t n = w->piece->cols ? SIZE(w->piece->rows, w->piece->cols) : SIZE(w->piece->rows);
+        Target to = target(ps, opt, moment, w, n);
+        upload(d, &to, &src, n);
     }
     check_others(s, ps, suffixes[moment], E, &missing, used);
     CHECK_DATA(missing.n == 0, "%s: tensor %s is missing", s->where, names_text(&missing));

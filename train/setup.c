@@ -193,7 +193,7 @@ static void load_cost(Trainer *t) {
 ModelRun trainer_model_run(const Trainer *t) {
     const Options *o = &t->o;
     return (ModelRun){.max_B = t->share.micro, .T = t->c.T, .micros = t->share.micros, .training = 1, .recompute = (Recompute)o->recompute,
-                      .replicas = t->replicas,
+                      .replicas = t->replicas, .zero = (int)o->zero,
                       .generate = o->sample_every > 0, .seed = (uint64_t)o->seed, .aux_coef = o->aux_loss, .z_coef = o->z_loss,
                       .capacity = o->capacity, .scope = o->aux_scope, .S = t->cost.S, .recv_room = t->recv_room, .dedup = o->dedup,
                       .even = o->balance == BALANCE_UNIFORM, .cost = t->cost, .plan = options_plan(o)};
@@ -236,7 +236,7 @@ void trainer_open(Trainer *t, Comm *world, const Options *o) {
                 "--sample-every needs a vocabulary of bytes (256 or %d), the model's is %d (hint: --sample-every 0)", tokenizer_vocab(t->tokenizer),
                 t->c.V);
     t->ep = comm_block(world, t->share.R);
-    if (t->share.groups > 1) t->replicas = comm_stride(world, t->share.R);
+    t->replicas = comm_stride(world, t->share.R);
     load_cost(t);
     open_data(t);
     if (state) check_data(t, state);

@@ -59,6 +59,7 @@ static void step_ops(Trainer *t) {
     dev_stage(t->d, STAGE_OPTIMIZER);
     optimizer_step(&t->opt, t->d, t->ps, sumsq);
     if (t->moe && t->c.bias && t->o.bias_rate > 0) moe_update_bias(t->moe, t->o.bias_rate, t->opt.factor);
+    model_share_params(t->m);
     dev_stage(t->d, STAGE_WAIT);
     comm_dev_barrier(t->world); // peers read this rank's experts: not before they are updated
     dev_stage(t->d, STAGE_OTHER);

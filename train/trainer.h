@@ -48,7 +48,7 @@ typedef struct Trainer {
     ModelConfig c;
     Share share;
     Schedule schedule;
-    Comm *world, *ep, *replicas; // replicas: of the experts; NULL with one group
+    Comm *world, *ep, *replicas; // replicas: the ranks with the same experts
     const CommInfo *info;    // of world
     Dev *d;
     int threads;

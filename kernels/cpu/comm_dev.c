@@ -176,7 +176,8 @@ void comm_share_parts(Comm *c, void *x, size_t n, size_t elem_bytes) {
         for (int send = 0; send < 2; send++)
             for (int m = 0; m < i->N; m++) {
                 int peer = m * i->G + i->rank % i->G, of = send ? i->rank : peer;
-                if (m != i->node) msgs_post(c, send, peer, column + (size_t)(of / i->G) * slot, step_of(c, of, cut, p).n * elem_bytes);
+                size_t bytes = step_of(c, of, cut, p).n * elem_bytes;
+                if (m != i->node) msgs_post(c, send, peer, column + (size_t)(of / i->G) * slot, bytes);
             }
         msgs_wait(c);
         host_node_barrier(c);

@@ -84,10 +84,11 @@ static void case_sum(Comm *c) {
         comm_sum(c, x, n);
         comm_sum_part(c, y, n);
         CommPart own = comm_part(c, i->rank, n);
-        for (size_t j = 0; j <= n; j++) { // the same bits in the own part, nothing elsewhere
-            wide want = j >= own.at && j < own.at + own.n ? x[j] : j < n ? value(i->rank, j + k) : 123;
-            EXPECT(memcmp(&y[j], &want, sizeof want) == 0, "sums of a part of %zu: element %zu is %.17g, expected %.17g", n, j,
-                   (double)y[j], (double)want);
+        EXPECT(own.n == 0 || memcmp(y + own.at, x + own.at, own.n * sizeof *x) == 0, "sums of a part of %zu: other bits", n);
+        for (size_t j = 0; j <= n; j += n > 1000 && j + 100 < n ? 13 : 1) { // the rest is as it was
+            wide want = j < n ? value(i->rank, j + k) : 123;
+            EXPECT((j >= own.at && j < own.at + own.n) || y[j] == want, "sums of a part of %zu: element %zu is %.17g, expected %.17g", n,
+                   j, (double)y[j], (double)want);
         }
         for (size_t j = 0; j < n; j += n > 1000 && j + 100 < n ? 7 : 1) { // fewer than a cache line's, whose owner may differ
             wide up = value(0, j + k), down = value(i->size - 1, j + k);
