@@ -267,9 +267,9 @@ int device_wait() {
     Hold hold;
     if (cudaError_t e = unsafe()) return report(e);
     counters.synchronisations++;
-    wait_until(hold, nullptr, [] {
+    wait_until(hold, nullptr, [] { // other devices may be waiting for what this thread does next
         for (EmuStream *s : streams)
-            if (!s->queue.empty()) return false;
+            if (!s->queue.empty() && (s->device == device_now || s == null_stream)) return false;
         return true;
     });
     return cudaSuccess;
