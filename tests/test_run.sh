@@ -182,6 +182,7 @@ refused 3 "standard output" sh -c "$bin/generate --checkpoint $tmp/half --tokens
 refused 3 "standard output" sh -c "$bin/prepare --out $tmp/full $tmp/text >/dev/full"
 refused 6 "GB are free" $bin/train --layers 256 --width 8192 --expert-width 8192 --experts 64 --data "$tmp/data" $x
 refused 6 "GB are free.*--recompute 1 takes.*with it --micro-batch 256" $bin/train --layers 8 --width 512 --experts 8 --seq 4096 --batch 512 --micro-batch 512 --data "$tmp/data" $x
+refused 6 "GB are free.*--zero 1 takes.*with it --recompute 1 takes.*with it --micro-batch 128" $bin/train --virtual-ranks 2 --zero 0 --layers 8 --width 512 --experts 8 --seq 4096 --batch 512 --micro-batch 256 --data "$tmp/data" $x
 refused 2 "UTF-8" $common --out "$tmp/one" --overwrite --sample-prompt "$(printf '\377')"
 ok "the old run is still there" test -s "$(last one)/trainer.json"
 ok "a closed pager" sh -c "{ $common --out $tmp/pager --steps 30 $quiet && touch $tmp/pager/ended; } | head -n 1; sleep 2; test -e $tmp/pager/ended"

@@ -55,10 +55,16 @@ static void add_process(const Trainer *t, MemoryUse *u) {
 static void add_hints(const Trainer *t, char *text, size_t n) {
     ModelRun less = trainer_model_run(t);
     int at = 0, micro = less.max_B - 1;
+    if (!less.zero && t->info->size > 1) {
+        less.zero = 1;
+        MemoryUse u = count(t, &less);
+        at += snprintf(text, n, "--zero 1 takes %.2f GB, ", device_sum(&u) * 1e-9);
+    }
+    const char *with = at ? "with it " : "";
     for (int level = (int)less.recompute + 1; level <= RECOMPUTE_BLOCK; level++) {
         less.recompute = (Recompute)level;
         MemoryUse u = count(t, &less);
-        at += snprintf(text + at, n - (size_t)at, "--recompute %d takes %.2f GB, ", level, device_sum(&u) * 1e-9);
+        at += snprintf(text + at, n - (size_t)at, "%s--recompute %d takes %.2f GB, ", with, level, device_sum(&u) * 1e-9);
     }
     if (!dev_lazy(t->d) && t->c.E && (less.recv_room == 0 || less.recv_room > 1)) {
         less.recv_room = 1;
