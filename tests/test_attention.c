@@ -405,7 +405,8 @@ static void rope(Lab *l, const int *dim) {
 static void test_rope(void **state) {
     (void)state;
     static const int dims[][LAB_DIMS] = {{0, 3, 0, 8}, {2, 0, 0, 8}, {1, 1, 0, 2}, {2, 5, 2, 6}, {1, 9, 4, 16}, {3, 40, 2, 32},
-                                         {1, 101, 1, 64}, {1, 17, 3, 80}, {2, 30, 2, 128}, {1, 3, 0, 256}};
+                                         {1, 101, 1, 64}, {1, 17, 3, 80}, {2, 30, 2, 128}, {1, 3, 0, 256},
+                                         {2, 700, 0, 4}}; // the last: several tokens to a block of the backward
     RUN(rope, dims);
 }
 
