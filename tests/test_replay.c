@@ -307,6 +307,11 @@ static void recorded_run(void **state) {
     assert_non_null(report);
     assert_true(number_of(row_named(report, "topoep"), "same_plans") == 15);
     json_decref(report);
+    // more pairs than an int counts
+    ((int32_t *)(void *)(bytes + 8 + 12))[12] = 1 << 30; // micro_tokens
+    file_write(route, bytes, n);
+    c = child_shell(command, NULL, 0);
+    assert_true(c.status == STATUS_USAGE && strstr(c.out, "pairs, expected at most"));
     free(command), free(bytes), free(run), free(conf), free(sources), free(route), free(text), free(replay), free(prepare),
     free(train);
     temp_remove(dir);

@@ -113,9 +113,9 @@ static void open_trace(Source *s, Settings *o, const char *name, const char *clu
     if (!cluster && o->nodes) m->N = (int)o->nodes, m->G = h.R / m->N;
     *cost = cost_load(cluster, *m);
     cost_check(cost, cost->N, cost->G, h.E);
-    int64_t pairs = given(o, "tokens") ? o->tokens * h.K * cost->N * cost->G : 0;
-    CHECK_USAGE(pairs <= INT32_MAX, "--tokens %lld on each of %d ranks, %d experts each: %lld pairs, expected at most %d", (long long)o->tokens,
-                cost->N * cost->G, h.K, (long long)pairs, INT32_MAX);
+    int64_t tokens = given(o, "tokens") ? o->tokens : h.micro_tokens, pairs = tokens * h.K * cost->N * cost->G;
+    CHECK_USAGE(pairs <= INT32_MAX, "%lld tokens on each of %d ranks, %d experts each: %lld pairs, expected at most %d (hint: --tokens)",
+                (long long)tokens, cost->N * cost->G, h.K, (long long)pairs, INT32_MAX);
     source_trace(s, name, cost->N * cost->G, given(o, "tokens") ? o->tokens : 0);
 }
 
