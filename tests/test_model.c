@@ -304,6 +304,7 @@ static void test_decode_recompute(void **state) {
     c.L = 3, c.dense[1] = 1;
     Data data = make_data(2, N, c.V);
     wide *logits[RECOMPUTE_BLOCK + 1];
+    size_t kept = SIZE_MAX;
     for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
         ModelRun run = {.recompute = (Recompute)level, .generate = 1};
         Job job = make_job(&c, &run, 1, 1, 2, N, &data);
@@ -312,6 +313,8 @@ static void test_decode_recompute(void **state) {
         job.decode_n = N, job.decode_chunk = 1, job.logits = logits[level];
         run_job(&job);
         assert_memory_equal(logits[level], logits[0], SIZE(N, c.V, sizeof(wide)));
+        assert_true(job.kept < kept); // each level keeps less
+        kept = job.kept;
     }
     for (int i = 0; i < c.V; i++) assert_true(isfinite(logits[0][(N - 1) * c.V + i]) && logits[0][i] != 0);
     for (int level = 0; level <= RECOMPUTE_BLOCK; level++) free(logits[level]);

@@ -68,6 +68,9 @@ static void rank_body(Comm *world, void *arg) {
     comm_bind(world, d);
     Comm *ep = comm_block(world, job->R);
     Model *m = model_init(d, world, ep, &job->c, &job->run);
+    size_t bytes[MEMORY_KINDS];
+    dev_taken(d, bytes);
+    if (me == 0) job->kept = bytes[MEMORY_ACTIVATIONS] + bytes[MEMORY_WINDOWS];
     if (job->load) exchange(job, d, m, job->load, 'l');
     comm_barrier(world);
     for (int r = 0; r < job->world; r++) { // experts from every rank, one rank at a time

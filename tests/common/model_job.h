@@ -20,6 +20,7 @@ typedef struct Job {
     int decode_n, decode_chunk; // tokens to decode; at once
     wide *logits;              // (decode_n,V); with chunks only each chunk's last
     int64_t *seen;
+    size_t kept;               // bytes of activations and received rows of a rank
 } Job;
 // Forward, backward and decoding as the job asks, by job->world virtual ranks
 void run_job(Job *job);
